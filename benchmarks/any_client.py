@@ -54,6 +54,7 @@ NODE = {
 
 COMPUTED = 'ragcache_prompt_tokens_total{source="computed"}'
 RECOGNISED = "ragcache_recognised_documents_total"
+WAITING = "ragcache_unprepared_prompts", "ragcache_unprepared_documents"
 MOST_REST_S = 20.0
 SMALL = ("--dtype", "float32", "--max-model-len", "2048", "--served-model-name", MODEL)
 
@@ -102,7 +103,7 @@ class Server:
     def rest(self) -> None:
         """Wait until it has nothing to prepare."""
         deadline = time.monotonic() + MOST_REST_S
-        while time.monotonic() < deadline and self.figures().get("ragcache_unprepared_prompts"):
+        while time.monotonic() < deadline and any(map(self.figures().get, WAITING)):
             time.sleep(0.2)
 
 

@@ -67,6 +67,8 @@ class EngineConfig(BaseModel):
       engines may share them.
     disk_cache_dir: the folder of the disk cache; None: kv/ in $RAGCACHE_HOME, by default
       ~/.cache/ragcache.
+    disk_cache_key: encrypts the files of the disk cache; None: they are not. It says where the key comes
+      from: "env:NAME", "file:PATH" or "command:PROGRAM ARGUMENTS"; see docs/tiers.md.
     policy: which documents a full tier evicts first; a name of knowledge.POLICIES.
     reorder_window: the waiting request with the most cached and the least to compute goes first. Each may
       be overtaken by at most this many others, or by three quarters of those that waited when it came if
@@ -138,6 +140,7 @@ class EngineConfig(BaseModel):
     host_cache: ByteSize | None = Field(default=None, ge=0)
     disk_cache: ByteSize = Field(default=ByteSize(0), ge=0)
     disk_cache_dir: Path | None = None
+    disk_cache_key: str | None = None
     policy: str = DEFAULT_POLICY
     reorder_window: int = Field(default=32, ge=1)
     document_order: Literal["retrieved", "canonical", "cached"] = "retrieved"
@@ -263,6 +266,16 @@ class EngineConfig(BaseModel):
             )
         return self
 
+    @field_validator("disk_cache_key")
+    @classmethod
+    def _key_is_elsewhere(cls, said: str | None) -> str | None:
+        kind, _, rest = (said or "").partition(":")
+        if said is not None and not (kind in ("env", "file", "command") and rest.strip()):
+            raise ValueError(
+                "it says where the key comes from: env:NAME, file:PATH or command:PROGRAM ARGUMENTS"
+            )
+        return said
+
     @model_validator(mode="after")
     def _disk_stands_on_host(self) -> Self:
         if self.disk_cache and self.host_cache == 0:
@@ -272,4 +285,6 @@ class EngineConfig(BaseModel):
             )
         if self.disk_cache_dir is not None and not self.disk_cache:
             raise ValueError("disk_cache_dir is given and disk_cache is 0: give it a size as well")
+        if self.disk_cache_key is not None and not self.disk_cache:
+            raise ValueError("disk_cache_key is given and disk_cache is 0: give it a size as well")
         return self

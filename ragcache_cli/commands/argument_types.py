@@ -91,13 +91,19 @@ def add_top_k(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_disk_cache_dir(parser: argparse.ArgumentParser) -> None:
-    """Add --disk-cache-dir."""
+def add_disk_cache_place(parser: argparse.ArgumentParser) -> None:
+    """Add --disk-cache-dir and --disk-cache-key."""
     parser.add_argument(
         "--disk-cache-dir",
         type=Path,
         metavar="FOLDER",
         help="where the disk cache lies, which engines may share (kv in $RAGCACHE_HOME)",
+    )
+    parser.add_argument(
+        "--disk-cache-key",
+        metavar="SOURCE",
+        help="encrypt the disk cache's files with the key from env:NAME, file:PATH or command:PROGRAM "
+        "ARGUMENTS (default: they are not encrypted)",
     )
 
 

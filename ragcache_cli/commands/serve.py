@@ -12,7 +12,7 @@ from rich.console import Console
 
 from ragcache_cli.commands.argument_types import (
     WholeNumber,
-    add_disk_cache_dir,
+    add_disk_cache_place,
     add_reuse,
     reuse_settings,
     size_in_bytes,
@@ -35,6 +35,7 @@ ENGINE_SETTINGS = (
     "host_cache",
     "disk_cache",
     "disk_cache_dir",
+    "disk_cache_key",
     "policy",
     "reorder_window",
     "cache_depth",
@@ -60,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SIZE",
         help="disk for what host memory gives up, such as 50GiB (default: none)",
     )
-    add_disk_cache_dir(parser)
+    add_disk_cache_place(parser)
     parser.add_argument(
         "--policy",
         choices=sorted(POLICIES),

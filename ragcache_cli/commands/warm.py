@@ -10,7 +10,7 @@ from rich.console import Console
 from ragcache_cli.commands.argument_types import (
     WholeNumber,
     add_corpus,
-    add_disk_cache_dir,
+    add_disk_cache_place,
     add_engine,
     add_model,
     add_reuse,
@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--disk-cache", default="10GiB", metavar="SIZE", help="how much disk to fill (%(default)s)"
     )
-    add_disk_cache_dir(parser)
+    add_disk_cache_place(parser)
     parser.add_argument(
         "--top",
         type=WholeNumber(),
@@ -73,6 +73,8 @@ def run(parsed: argparse.Namespace, console: Console) -> int:
         engine["cost_profile"] = parsed.profile
     if parsed.disk_cache_dir:
         engine["disk_cache_dir"] = parsed.disk_cache_dir
+    if parsed.disk_cache_key:
+        engine["disk_cache_key"] = parsed.disk_cache_key
     settings = WarmSettings(
         corpus=parsed.corpus,
         questions=parsed.questions,

@@ -115,6 +115,7 @@ def budget_of(config: EngineConfig) -> TierBudget:
         host_bytes=config.host_cache,
         disk_bytes=config.disk_cache,
         disk_folder=config.disk_cache_dir,
+        disk_key=config.disk_cache_key,
         reorder_window=config.reorder_window,
         cache_depth=config.cache_depth,
         cost_profile=config.cost_profile,

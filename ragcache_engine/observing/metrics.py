@@ -58,6 +58,11 @@ UNPREPARED = Metric(
     "Prompts whose missing donors wait to be computed in idle time.",
     MetricKind.GAUGE,
 )
+UNPREPARED_FOUND = Metric(
+    "ragcache_unprepared_documents",
+    "Documents near those of prompts, or found by searches, that wait to be computed in idle time.",
+    MetricKind.GAUGE,
+)
 REGISTERED = Metric(
     "ragcache_registered_documents", "Documents that clients registered.", MetricKind.GAUGE
 )
@@ -178,6 +183,7 @@ def sample_idle_work(stats: CacheStats) -> Iterator[Sample]:
     """Yield what is done while no request runs: documents prepared, answers rechecked."""
     yield Sample(PREPARED, (), stats.prepared)
     yield Sample(UNPREPARED, (), stats.unprepared)
+    yield Sample(UNPREPARED_FOUND, (), stats.found_unprepared)
     yield Sample(RECHECKED, (), stats.rechecked)
     yield Sample(SWITCHED_OFF, (), float(stats.is_switched_off))
     if stats.drift is not None:

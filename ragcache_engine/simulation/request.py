@@ -9,6 +9,7 @@ from enum import Enum, auto
 from ragcache_engine.simulation.block_keys import KeyChain
 from ragcache_engine.simulation.block_pool import Block
 from ragcache_engine.simulation.loans import Loan
+from ragcache_engine.tiers.disk.naming import PLAIN
 from ragcache_engine.tiers.node_record import Key
 from ragcache_engine.tiers.prompts import Prompt, describe_prompt
 from ragcache_engine.tiers.provenance import ReuseReport
@@ -87,6 +88,6 @@ def describe_with_keys(
         tenant=tenant,
         block_tokens=block_tokens,
         depth=depth,
-        on_disk=has_disk,
+        naming=PLAIN if has_disk else None,
     )
     return prompt, chain

@@ -13,7 +13,7 @@ from ragcache_engine.knowledge.tier import RANK, TIERS
 from ragcache_engine.tiers.block_index import BlockIndex
 from ragcache_engine.tiers.counters import BlocksByTier, Counters
 from ragcache_engine.tiers.device_tier import DeviceTier
-from ragcache_engine.tiers.disk.block_file import document_mark
+from ragcache_engine.tiers.disk.naming import PLAIN, Naming
 from ragcache_engine.tiers.disk.transfers import DiskTransfers
 from ragcache_engine.tiers.disk_copying import DiskCopying
 from ragcache_engine.tiers.disk_files import DiskFiles
@@ -91,6 +91,7 @@ class CacheManager(Generic[B]):
         self._protect = protect
         self._pool: FreeDeviceBlocks[B] = FreeDeviceBlocks()
         self._files = DiskFiles()
+        self._naming = PLAIN
         self.index: BlockIndex[B] = BlockIndex(
             policy,
             block_tokens,
@@ -127,9 +128,10 @@ class CacheManager(Generic[B]):
         self.tree.set_capacity(Tier.DEVICE, len(blocks))
         self._pool.attach(blocks, key_of, cached_block, drop_cached)
 
-    def attach_disk(self, transfers: DiskTransfers) -> None:
-        """Keep blocks on disk as well."""
+    def attach_disk(self, transfers: DiskTransfers, naming: Naming = PLAIN) -> None:
+        """Keep blocks on disk as well. naming: marks documents there."""
         self._files.transfers = transfers
+        self._naming = naming
 
     def knows_file(self, name: str) -> bool:
         """Return whether the tree decides over this file. Any thread."""
@@ -471,7 +473,7 @@ class CacheManager(Generic[B]):
     def _apply_tombstones(self) -> None:
         """Forget what other engines on the disk's folder have forgotten lately."""
         if times := self._disk.take_forgotten():
-            named = {document_mark(document): document for document in self.index.documents()}
+            named = {self._naming.mark(one): one for one in self.index.documents()}
             self.forget([named[mark] for mark in times if mark in named], times)
 
     # -- observing ---------------------------------------------------------------------------------

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from hashlib import sha256
 
 from ragcache_engine.tiers.block_index import Cut
-from ragcache_engine.tiers.disk.block_file import document_mark
+from ragcache_engine.tiers.disk.naming import Naming
 from ragcache_engine.tiers.node_record import Key
 
 SegmentEnd = tuple[int, str | None]
@@ -78,26 +76,6 @@ def cut_prompt(
     return cuts
 
 
-def file_names(
-    token_ids: Sequence[int], tenant: str | None, *, blocks: int, block_tokens: int
-) -> list[str]:
-    """Name the files of a prompt's leading blocks.
-
-    A name identifies the tenant, and all tokens up to the block's end. It is the same in every process,
-    while vLLM's own hashes begin with a random number that each process draws.
-    """
-    # A digest of its own for the tenant: no name can be chosen so that it looks like another tenant's
-    # name and some tokens.
-    owner = "" if tenant is None else sha256(tenant.encode()).hexdigest()
-    reached = sha256(f"{block_tokens}\0{owner}\0".encode())
-    names = []
-    for block in range(blocks):
-        tokens = token_ids[block * block_tokens : (block + 1) * block_tokens]
-        reached.update(array.array("q", tokens).tobytes())
-        names.append(reached.hexdigest()[:40])
-    return names
-
-
 def describe_prompt(
     *,
     keys: Sequence[Key],
@@ -107,32 +85,35 @@ def describe_prompt(
     tenant: str | None,
     block_tokens: int,
     depth: int | None,
-    on_disk: bool,
+    naming: Naming | None,
 ) -> Prompt:
     """Describe a request's prompt for the cache manager.
 
     keys: keys of its full blocks, as vLLM hashes them. depth: as in `cut_prompt`.
     token_ids: None if the token ids alone do not determine the tensors; then the prompt stays off the
       disk.
-    on_disk: whether there is a disk tier.
+    naming: names the files of the disk tier; None without one.
     """
     cuts = cut_prompt(segments, prompt_tokens=prompt_tokens, block_tokens=block_tokens, depth=depth)
     blocks = min(cuts[-1].end if cuts else 0, len(keys))
     cuts = [cut for cut in cuts if cut.end <= blocks]
     names: list[str] = []
-    if on_disk and token_ids is not None:
-        names = file_names(token_ids, tenant, blocks=blocks, block_tokens=block_tokens)
+    marks: list[list[str]] = []
+    if naming is not None and token_ids is not None:
+        names = naming.files(token_ids, tenant, blocks=blocks, block_tokens=block_tokens)
+    if naming is not None and names:
+        marks = [*_marks_by_cut(cuts, naming)]
     return Prompt(
         keys=keys,
         cuts=cuts,
         tokens=prompt_tokens,
         file_names=names,
-        marks=list(_marks_by_cut(cuts)) if names else [],
+        marks=marks,
     )
 
 
-def _marks_by_cut(cuts: Iterable[Cut]) -> Iterator[list[str]]:
+def _marks_by_cut(cuts: Iterable[Cut], naming: Naming) -> Iterator[list[str]]:
     marks: list[str] = []
     for cut in cuts:
-        marks = [*marks, *map(document_mark, cut.documents)]
+        marks = [*marks, *map(naming.mark, cut.documents)]
         yield marks

@@ -32,7 +32,7 @@ from thoroughness import examples
 
 from ragcache_engine.knowledge import Node, Tier
 from ragcache_engine.knowledge.tier import RANK
-from ragcache_engine.tiers.disk.block_file import document_mark
+from ragcache_engine.tiers.disk.naming import PLAIN
 from ragcache_engine.tiers.disk.transfers import BlockCopy, FinishedCopy
 from ragcache_engine.tiers.host_copying import STEPS_TO_FLUSH
 from ragcache_engine.tiers.host_slots import HostSlots
@@ -382,7 +382,7 @@ class VLLM:
             tenant=None,
             block_tokens=BLOCK_TOKENS,
             depth=None,
-            on_disk=self.has_disk,
+            naming=PLAIN if self.has_disk else None,
         )
 
     def schedule(self, *, budget_blocks: int = 100) -> None:
@@ -1060,7 +1060,7 @@ def test_loading_that_looks_slow_is_tried_again_now_and_then():
 def test_what_another_engine_forgot_on_the_shared_disk_is_forgotten_here():
     vllm = VLLM(disk=100)
     vllm.run(vllm.arrive("S", "A"), vllm.arrive("B"))
-    times = {document_mark("A"): 7, document_mark("unheard of"): 8}
+    times = {PLAIN.mark("A"): 7, PLAIN.mark("unheard of"): 8}
     vllm.disk.forgotten = dict(times)
     vllm.schedule()
     assert not vllm.cache.index.nodes_of("A")
@@ -1073,7 +1073,7 @@ def test_what_another_engine_forgot_on_the_shared_disk_is_forgotten_here():
 def test_the_first_request_after_a_pause_finds_nothing_that_another_engine_forgot():
     vllm = VLLM(disk=100)
     vllm.run(vllm.arrive("S", "A"))
-    vllm.disk.forgotten = {document_mark("A"): 7}  # while no step is made
+    vllm.disk.forgotten = {PLAIN.mark("A"): 7}  # while no step is made
     (told,) = vllm.run(vllm.arrive("S", "A"))
     assert sum(sources(told)) <= 4, "the system text, in whole blocks"
     vllm.check_at_rest()
@@ -1324,7 +1324,7 @@ def test_a_file_tells_of_a_document_though_a_later_prompt_does_not():
         vllm.report(job)
     written = [copy for copy in vllm.disk.writes if isinstance(copy, BlockCopy)]
     assert written
-    assert all(document_mark("A") in copy.marks for copy in written)
+    assert all(PLAIN.mark("A") in copy.marks for copy in written)
 
 
 # -- any calls in any order ------------------------------------------------------------------------
@@ -1518,7 +1518,7 @@ class AnythingVLLMDoes(RuleBasedStateMachine):
     @rule(document=st.sampled_from("ABCD"), applies=seldom)
     def another_engine_forgets(self, document: str, applies: bool) -> None:
         if applies:
-            self.vllm.disk.forgotten = {document_mark(document): self.clock}
+            self.vllm.disk.forgotten = {PLAIN.mark(document): self.clock}
 
     @rule(document=st.sampled_from("ABCD"), applies=seldom)
     def forget(self, document: str, applies: bool) -> None:

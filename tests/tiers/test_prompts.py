@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import array
 from typing import Any
 
 import pytest
@@ -11,8 +10,8 @@ from hypothesis import strategies as st
 from thoroughness import examples
 
 from ragcache_engine.tiers.block_index import Cut
-from ragcache_engine.tiers.disk.block_file import document_mark
-from ragcache_engine.tiers.prompts import cut_prompt, describe_prompt, file_names
+from ragcache_engine.tiers.disk.naming import PLAIN
+from ragcache_engine.tiers.prompts import cut_prompt, describe_prompt
 
 Segments = list[tuple[int, str | None]]
 
@@ -87,36 +86,6 @@ def test_cuts_rise_within_the_prompt_and_name_whoever_has_tokens_in_their_blocks
         start = cut.end
 
 
-def test_file_names_stand_for_all_tokens_up_to_them_and_the_tenant():
-    names = file_names([1, 2, 3, 4, 5, 6], None, blocks=3, block_tokens=2)
-    assert len(set(names)) == 3
-    assert all(len(name) == 40 and name.isalnum() for name in names)
-    assert file_names([1, 2, 3, 4, 5, 6, 7], None, blocks=3, block_tokens=2) == names
-    assert file_names([1, 2, 3, 4, 9, 6], None, blocks=3, block_tokens=2)[:2] == names[:2]
-    for others in (
-        file_names([9, 2, 3, 4, 5, 6], None, blocks=3, block_tokens=2),
-        file_names([1, 2, 3, 4, 5, 6], "tenant", blocks=3, block_tokens=2),
-        file_names([1, 2, 3, 4, 5, 6], "", blocks=3, block_tokens=2),
-        file_names([1, 2, 3, 4, 5, 6], None, blocks=1, block_tokens=6),
-    ):
-        assert set(others).isdisjoint(names)
-
-
-def test_file_names_outlive_the_process():
-    # A name that changed would make every file of an earlier version a miss.
-    assert file_names(range(32), "t", blocks=2, block_tokens=16) == [
-        "0c7d166ca10bce0637d0c00f1d06ea510b74275a",
-        "4179487069259a6058d7e6f5b9838d570b8badd9",
-    ]
-
-
-def test_no_tenants_name_stands_for_another_tenant_and_some_tokens():
-    tokens = [100 + at % 20 for at in range(96)]
-    victims = file_names(tokens, "a", blocks=3, block_tokens=32)
-    crafted = "a\0" + array.array("q", tokens[:32]).tobytes()[:-1].decode()
-    assert set(file_names(tokens[32:], crafted, blocks=2, block_tokens=32)).isdisjoint(victims)
-
-
 def prompt(**changes: Any):
     told: dict[str, Any] = {
         "keys": [b"1", b"2", b"3", b"4"],
@@ -126,7 +95,7 @@ def prompt(**changes: Any):
         "tenant": None,
         "block_tokens": 10,
         "depth": None,
-        "on_disk": True,
+        "naming": PLAIN,
     }
     return describe_prompt(**{**told, **changes})
 
@@ -135,13 +104,13 @@ def test_a_prompt_has_names_and_documents_for_all_that_is_kept():
     made = prompt()
     assert [cut.end for cut in made.cuts] == [1, 2, 3, 4]
     assert made.tokens == 45
-    assert list(made.file_names) == file_names(range(45), None, blocks=4, block_tokens=10)
-    marks = [document_mark(name) for name in ("d1", "d2", "d3")]
+    assert list(made.file_names) == PLAIN.files(range(45), None, blocks=4, block_tokens=10)
+    marks = [PLAIN.mark(name) for name in ("d1", "d2", "d3")]
     assert [list(each) for each in made.marks] == [[], marks[:1], marks, marks]
 
 
 def test_a_prompt_off_the_disk_has_no_names():
-    for made in (prompt(on_disk=False), prompt(token_ids=None)):
+    for made in (prompt(naming=None), prompt(token_ids=None)):
         assert list(made.file_names) == list(made.marks) == []
         assert [cut.end for cut in made.cuts] == [1, 2, 3, 4]
 

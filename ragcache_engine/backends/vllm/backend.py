@@ -50,6 +50,7 @@ from ragcache_engine.backends.vllm.tiers.settings import TierSettings
 from ragcache_engine.chat import CallReader, ToolReader
 from ragcache_engine.daemon_threads import DaemonThreads
 from ragcache_engine.errors import (
+    ConfigError,
     EngineDied,
     EngineError,
     EngineStartFailed,
@@ -59,8 +60,8 @@ from ragcache_engine.errors import (
 from ragcache_engine.guide import Guide
 from ragcache_engine.protocols import BackendRequest, Conversation, Delta, ReasoningReader
 from ragcache_engine.tiers.counters import Counters
-from ragcache_engine.tiers.disk.block_file import document_mark
 from ragcache_engine.tiers.disk.folder import forget_documents
+from ragcache_engine.tiers.disk.naming import PLAIN
 from ragcache_engine.tiers.disk.tombstones import leave_tombstones
 from ragcache_engine.tiers.tree_snapshot import TreeSnapshot
 from ragcache_engine.tiers.wire import FinishMessage, LookedUp, RequestMessage
@@ -383,11 +384,10 @@ class VLLMBackend:
         if self._has_tiers and self._budget.disk_bytes:
             try:
                 # First of all, so that no engine that shares the folder adds a file from now on.
-                marks = list(map(document_mark, document_ids))
                 tombstones = await self._disk_threads.run(
-                    partial(leave_tombstones, self._budget.folder(), marks)
+                    partial(self._leave_tombstones, document_ids)
                 )
-            except OSError as error:
+            except (OSError, ConfigError) as error:
                 failure = error
         try:
             if not (self._has_tiers and await self._tell_schedulers(llm, document_ids, tombstones)):
@@ -398,14 +398,24 @@ class VLLMBackend:
             ) from error.with_traceback(None)
         if self._has_tiers and self._budget.disk_bytes:
             # The scheduler does not know the files of earlier processes and of other engines.
-            await self._disk_threads.run(
-                partial(forget_documents, self._budget.folder(), document_ids)
-            )
+            try:
+                await self._disk_threads.run(partial(self._forget_files, document_ids))
+            except (OSError, ConfigError) as error:
+                failure = failure or error
         if failure:
             raise EngineError(
                 f"this engine forgot the documents, but could not tell other engines that use "
                 f"{self._budget.folder()}: {failure}; make it writable and forget them again"
             ) from failure
+
+    def _leave_tombstones(self, document_ids: Sequence[str]) -> dict[str, int]:
+        keys, folder = self._budget.open_keys(), self._budget.folder()
+        naming = keys.naming if keys else PLAIN
+        return leave_tombstones(folder, map(naming.mark, document_ids))
+
+    def _forget_files(self, document_ids: Sequence[str]) -> None:
+        keys, folder = self._budget.open_keys(), self._budget.folder()
+        forget_documents(folder, document_ids, keys)
 
     async def _tell_schedulers(
         self, llm: AsyncLLM, document_ids: Sequence[str], tombstones: Mapping[str, int]

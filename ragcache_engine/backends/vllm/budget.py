@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ragcache_engine.cache_home import cache_home
+from ragcache_engine.tiers.disk.key_ring import KeyRing, open_key_ring
 
 GIB = 1 << 30
 HOST_MOST_BYTES = 4 * GIB
@@ -25,7 +26,7 @@ QUEUES_BYTES = 64 << 20
 class TierBudget:
     """All fields are as in EngineConfig, but these.
 
-    host_bytes: None leaves the choice to `host_bytes_for`.
+    host_bytes: None leaves the choice to `host_bytes_for`. disk_key: as `disk_cache_key` there.
     recompute_ratio: the share of each borrowed document to compute anew; None borrows nothing.
     any_donors: whether documents may be borrowed from what served prompts left, with donors="any".
     donors_later: whether documents whose donors are missing are computed where they stand, with
@@ -38,6 +39,7 @@ class TierBudget:
     host_bytes: int | None = None
     disk_bytes: int = 0
     disk_folder: Path | None = None
+    disk_key: str | None = None
     reorder_window: int = 32
     cache_depth: int | None = None
     cost_profile: Path | None = None
@@ -50,6 +52,10 @@ class TierBudget:
     def folder(self) -> Path:
         """The disk tier's folder."""
         return (self.disk_folder or cache_home() / "kv").expanduser()
+
+    def open_keys(self) -> KeyRing | None:
+        """Return what the disk tier is encrypted with, if it is. Raises ConfigError, OSError."""
+        return None if self.disk_key is None else open_key_ring(self.folder(), self.disk_key)
 
     def host_bytes_for(self, *, is_cpu: bool, free_bytes: int) -> int:
         """Return the host tier's bytes on a machine with this much free memory."""

@@ -167,4 +167,5 @@ def _budget_of(llm: AsyncLLM) -> TierBudget:
         settings.policy,
         disk_bytes=settings.disk_bytes,
         disk_folder=Path(settings.disk_folder) if settings.disk_folder else None,
+        disk_key=settings.disk_key,
     )

@@ -16,6 +16,7 @@ from ragcache_engine.backends.vllm.borrowing.support import require_borrowable_m
 from ragcache_engine.backends.vllm.budget import QUEUES_BYTES, TierBudget
 from ragcache_engine.backends.vllm.tiers.settings import TierSettings
 from ragcache_engine.errors import CannotBorrow
+from ragcache_engine.tiers.disk.master_keys import read_master_keys
 
 logger = logging.getLogger(__name__)
 
@@ -35,8 +36,10 @@ def build_tier_arguments(
     given: names of the arguments that the user chose.
     Returns nothing, and logs a warning, if the user chose one of TIER_ARGUMENTS or the tree does not
     support the model. Raises CannotBorrow if documents are to be borrowed, and the model or a worker of
-    the user's own forbids it.
+    the user's own forbids it; ConfigError if the disk tier is to be encrypted and there is no key.
     """
+    if budget.disk_key is not None:
+        read_master_keys(budget.disk_key)
     model = arguments.create_model_config()
     if budget.recompute_ratio is not None:
         require_borrowable_model(model)
@@ -62,6 +65,7 @@ def build_tier_arguments(
         host_bytes=host_bytes,
         disk_bytes=disk_bytes,
         disk_folder=str(budget.folder()) if disk_bytes else None,
+        disk_key=budget.disk_key,
         reorder_window=budget.reorder_window,
         cache_depth=budget.cache_depth,
         recompute_ratio=budget.recompute_ratio,

@@ -2,12 +2,13 @@
 
     8 bytes   magic and format version
     4 bytes   length of the header, little endian
-    header    JSON: origin, name, documents, payload length
-    payload   the tensors, byte for byte as the host tier holds them
-    16 bytes  XXH3 (128 bits) of everything before
+    header    JSON: origin, name, documents, payload length; encrypted: the key ring's id, the nonce
+    payload   the tensors, byte for byte as the host tier holds them, or encrypted
+    16 bytes  XXH3 (128 bits) of everything before; encrypted: the tag of AES-256-GCM
 
 The checksum finds damage, not forgery: whoever may write into the folder could also write a right one. A
-model on a CPU shares its cores with it, so it has to be fast.
+model on a CPU shares its cores with it, so it has to be fast. The tag finds forgery too, of the header as
+of the payload.
 
 A file is written under another name, synced and renamed, so that under its own name it is either whole or
 absent. Reading verifies everything: a file that is damaged, cut short, of another origin, or that holds
@@ -20,7 +21,8 @@ import contextlib
 import json
 import os
 import stat
-from collections.abc import Iterable, Sequence
+import threading
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from io import FileIO
@@ -29,8 +31,12 @@ from typing import Any
 
 from xxhash import xxh3_128
 
+from ragcache_engine.tiers.disk.key_ring import NONCE_BYTES, KeyRing
+from ragcache_engine.tiers.disk.naming import owner_in
+
 MAGIC = b"RAGCKV\x00\x02"
 CHECKSUM_BYTES = 16
+"""A tag of AES-GCM has as many."""
 LONGEST_HEADER_BYTES = 1 << 20
 UNFINISHED_SUFFIX = ".writing"
 """The suffix of a file's name while it is being written."""
@@ -73,32 +79,29 @@ class Origin:
         return blake2b(text.encode(), digest_size=8).hexdigest()
 
 
-def document_mark(document_id: str) -> str:
-    """Return the mark of a document: a digest that stands for its id in files.
-
-    The id itself may be private, and stays off the disk.
-    """
-    return blake2b(document_id.encode(), digest_size=8).hexdigest()
-
-
 def write(
-    path: Path, origin: Origin, name: str, documents: Sequence[str], payload: memoryview
+    path: Path,
+    origin: Origin,
+    name: str,
+    documents: Sequence[str],
+    payload: memoryview,
+    keys: KeyRing | None = None,
 ) -> int:
     """Write a block to its file; return the file's bytes.
 
-    documents: marks of all documents up to and including this block.
+    documents: marks of all documents up to and including this block. keys: what to encrypt it with.
     Raises OSError, and leaves no file behind then.
     """
-    header = _header(origin, name, documents, payload)
-    parts: tuple[bytes | memoryview, ...] = (
-        MAGIC,
-        len(header).to_bytes(4, "little"),
-        header,
-        payload,
-    )
-    checksum = xxh3_128()
-    for part in parts:
-        checksum.update(part)
+    nonce = os.urandom(NONCE_BYTES)
+    header = _header(origin, name, documents, payload, keys, nonce)
+    start = MAGIC + len(header).to_bytes(4, "little") + header
+    parts: tuple[bytes | memoryview, ...]
+    if keys is None:
+        checksum = xxh3_128(start)
+        checksum.update(payload)
+        parts = (start, payload, checksum.digest())
+    else:
+        parts = (start, keys.encrypt(owner_in(name), nonce, payload, start))
     # The process id alone does not tell writers apart: containers may use the same one, and a process
     # may run several engines.
     unfinished = path.with_name(
@@ -107,37 +110,64 @@ def write(
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with open(unfinished, "xb", buffering=0, opener=_open_private) as file:
-            _write_all(file.fileno(), (*parts, checksum.digest()))
+            _write_all(file.fileno(), parts)
             os.fsync(file.fileno())
         os.replace(unfinished, path)
     except BaseException:
         with contextlib.suppress(OSError):
             unfinished.unlink()
         raise
-    return sum(len(part) for part in parts) + CHECKSUM_BYTES
+    return sum(map(len, parts))
 
 
-def read(path: Path, origin: Origin, name: str, target: memoryview) -> int:
-    """Read a block into `target`; return the file's bytes.
+def read(
+    path: Path, origin: Origin, name: str, target: memoryview, keys: KeyRing | None = None
+) -> int:
+    """Read a block into `target`; return the file's bytes. keys: what it was encrypted with.
 
     Raises FileNotFoundError, another OSError or UnusableFile. After UnusableFile the content of
     `target` is undefined.
     """
-    checksum = xxh3_128()
     with _open_regular(path) as file:
         start, header = _read_header(file.fileno())
         if header.get("origin") != origin.as_dict() or header.get("name") != name:
             raise UnusableFile(f"{path} holds another block")
         if header.get("payload_bytes") != target.nbytes:
             raise UnusableFile(f"{path} holds a block of another size")
-        checksum.update(start)
-        _read_into(file.fileno(), target)
-        checksum.update(target)
-        if _read_exactly(file.fileno(), CHECKSUM_BYTES) != checksum.digest():
-            raise UnusableFile(f"{path} is damaged")
+        if header.get("keys") != (None if keys is None else keys.id):
+            raise UnusableFile(f"{path} is encrypted otherwise")
+        if keys is None:
+            checksum = xxh3_128(start)
+            _read_into(file.fileno(), target)
+            checksum.update(target)
+            if _read_exactly(file.fileno(), CHECKSUM_BYTES) != checksum.digest():
+                raise UnusableFile(f"{path} is damaged")
+        else:
+            sealed = _buffer_of(target.nbytes + CHECKSUM_BYTES)
+            _read_into(file.fileno(), sealed)
+            if not keys.decrypt(owner_in(name), _read_nonce(header), sealed, start, target):
+                raise UnusableFile(f"{path} is damaged, or its key is gone")
         if os.read(file.fileno(), 1):
             raise UnusableFile(f"{path} is longer than it says")
     return len(start) + target.nbytes + CHECKSUM_BYTES
+
+
+_buffers = threading.local()
+
+
+def _buffer_of(size_bytes: int) -> memoryview:
+    """Return this thread's memory for what is encrypted: new memory takes longer than reading."""
+    buffer: bytearray | None = getattr(_buffers, "memory", None)
+    if buffer is None or len(buffer) < size_bytes:
+        buffer = _buffers.memory = bytearray(size_bytes)
+    return memoryview(buffer)[:size_bytes]
+
+
+def _read_nonce(header: Mapping[str, Any]) -> bytes:
+    try:
+        return bytes.fromhex(header["nonce"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise UnusableFile("its header is damaged") from error
 
 
 def is_regular(path: Path) -> bool:
@@ -167,31 +197,45 @@ def _open_private(name: str, flags: int) -> int:
     return os.open(name, flags, mode=0o600)
 
 
-def read_document_marks(path: Path) -> frozenset[str]:
+def read_document_marks(path: Path, keys: KeyRing | None = None) -> frozenset[str]:
     """Read the marks of the documents that a file's tensors were computed from.
 
-    Raises OSError, UnusableFile.
+    Raises OSError; UnusableFile, also for a file whose marks are made with other keys.
     """
     with _open_regular(path) as file:
         _, header = _read_header(file.fileno())
     documents = header.get("documents")
-    if not isinstance(documents, list):
+    if not isinstance(documents, list) or header.get("keys") != (keys.id if keys else None):
         raise UnusableFile(f"{path} does not say what it holds")
     return frozenset(map(str, documents))
 
 
-def file_bytes(origin: Origin, name: str, documents: Sequence[str], payload: memoryview) -> int:
+def file_bytes(
+    origin: Origin,
+    name: str,
+    documents: Sequence[str],
+    payload: memoryview,
+    keys: KeyRing | None = None,
+) -> int:
     """Compute how many bytes the file of a block will have."""
-    header = _header(origin, name, documents, payload)
+    header = _header(origin, name, documents, payload, keys, bytes(NONCE_BYTES))
     return len(MAGIC) + 4 + len(header) + payload.nbytes + CHECKSUM_BYTES
 
 
-def _header(origin: Origin, name: str, documents: Sequence[str], payload: memoryview) -> bytes:
-    return json.dumps(
-        {"origin": origin.as_dict(), "name": name, "documents": list(documents)}
-        | {"payload_bytes": payload.nbytes},
-        separators=(",", ":"),
-    ).encode()
+def _header(
+    origin: Origin,
+    name: str,
+    documents: Sequence[str],
+    payload: memoryview,
+    keys: KeyRing | None,
+    nonce: bytes,
+) -> bytes:
+    header = {"origin": origin.as_dict(), "name": name, "documents": list(documents)} | {
+        "payload_bytes": payload.nbytes
+    }
+    if keys is not None:
+        header |= {"keys": keys.id, "nonce": nonce.hex()}
+    return json.dumps(header, separators=(",", ":")).encode()
 
 
 def _read_header(descriptor: int) -> tuple[bytes, dict[str, Any]]:

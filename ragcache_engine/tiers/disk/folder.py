@@ -25,8 +25,10 @@ from typing import NamedTuple
 
 from ragcache_engine.processes import is_alive
 from ragcache_engine.tiers.disk import block_file
-from ragcache_engine.tiers.disk.block_file import Origin, UnusableFile, document_mark
+from ragcache_engine.tiers.disk.block_file import Origin, UnusableFile
 from ragcache_engine.tiers.disk.claims import Claim
+from ragcache_engine.tiers.disk.key_ring import KeyRing
+from ragcache_engine.tiers.disk.naming import PLAIN
 from ragcache_engine.tiers.disk.tombstones import Tombstones, leave_tombstones
 
 SUFFIX = ".kv"
@@ -78,12 +80,18 @@ class DiskFolder:
     quota_bytes: bytes that all block files in the folder may take together, whatever their origin. Of
       engines that share the folder, the largest quota counts.
     used_bytes: bytes that they take, as far as this engine knows.
+    keys: what the files are encrypted with; None: they are not. With keys that are new, files of earlier
+      engines are removed: they may tell what was not encrypted then.
     The constructor creates the folder, removes the unfinished files of dead processes, and counts the
     bytes. It raises OSError if the folder cannot be made or written to.
     """
 
-    def __init__(self, folder: Path, origin: Origin, quota_bytes: int) -> None:
+    def __init__(
+        self, folder: Path, origin: Origin, quota_bytes: int, keys: KeyRing | None = None
+    ) -> None:
         self.folder = folder
+        self.naming = keys.naming if keys else PLAIN
+        self._keys = keys
         self.quota_bytes = quota_bytes
         self._origin = origin
         self._lock = threading.Lock()
@@ -93,6 +101,8 @@ class DiskFolder:
         _make_private(self._home)
         _require_writable(self._home)
         _remove_abandoned(folder)
+        if keys and keys.is_new:
+            forget_documents(folder, (), keys)
         self._claim = Claim(folder, quota_bytes)
         self._tombstones = Tombstones(folder)
         self._names: dict[str, set[str]] = {}  # of this origin's files, by their first two letters
@@ -134,9 +144,9 @@ class DiskFolder:
 
     def forget(self, documents: Sequence[str]) -> None:
         """Remove every file computed from these documents, and tell the other engines. Raises OSError."""
-        marks = map(document_mark, documents)
+        marks = map(self.naming.mark, documents)
         self.note_forgotten(leave_tombstones(self.folder, marks))
-        forget_documents(self.folder, documents)
+        forget_documents(self.folder, documents, self._keys)
         self.refresh()
 
     def write(
@@ -159,8 +169,9 @@ class DiskFolder:
         if os.path.lexists(path):
             raise NotOurFile(f"{path} is not a file of the disk cache; move it away")
         self._require_remembered(documents)
-        self._make_room(block_file.file_bytes(self._origin, name, documents, payload), is_known)
-        size_bytes = block_file.write(path, self._origin, name, documents, payload)
+        content = self._origin, name, documents, payload, self._keys
+        self._make_room(block_file.file_bytes(*content), is_known)
+        size_bytes = block_file.write(path, *content)
         with self._lock:
             self.used_bytes += size_bytes
             self._uncounted_bytes += size_bytes
@@ -181,7 +192,7 @@ class DiskFolder:
         """
         path = self._path(name)
         try:
-            size_bytes = block_file.read(path, self._origin, name, target)
+            size_bytes = block_file.read(path, self._origin, name, target, self._keys)
         except FileNotFoundError:
             self._names.get(name[:2], set()).discard(name)
             raise
@@ -269,18 +280,19 @@ class DiskFolder:
         return self._home / name[:2] / f"{name}{SUFFIX}"
 
 
-def forget_documents(folder: Path, document_ids: Iterable[str]) -> int:
+def forget_documents(folder: Path, document_ids: Iterable[str], keys: KeyRing | None = None) -> int:
     """Remove every block file computed from one of the documents; return how many. Any process.
 
     Leave tombstones first: then no engine adds a file that this misses. This reads the header of each
-    file in the folder. A file with an unusable header is removed as well, because it may have been
-    computed from one of them.
+    file in the folder. A file with an unusable header, or whose marks were made with other keys, is
+    removed as well, because it may have been computed from one of them.
     """
-    marks = {document_mark(document_id) for document_id in document_ids}
+    naming = keys.naming if keys else PLAIN
+    marks = {naming.mark(document_id) for document_id in document_ids}
     removed = 0
     for path in (file.path for file in _list_files(folder)):
         try:
-            is_concerned = not marks.isdisjoint(block_file.read_document_marks(path))
+            is_concerned = not marks.isdisjoint(block_file.read_document_marks(path, keys))
         except UnusableFile:
             is_concerned = True
         except OSError:

@@ -46,7 +46,7 @@ def server(demo_model: str, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     with ragcache_serve(
         demo_model,
         folder / "log",
-        *("--keys", str(folder / "keys.toml"), "--host-cache", "100MiB"),
+        *("--keys", str(folder / "keys.toml"), "--host-cache", "600MiB"),
         *("--reuse", "anywhere", "--recompute-ratio", "0.1"),
         *("--corpus", str(folder / "everybodys.jsonl")),
         vllm=(*small, "--kv-cache-memory-bytes", str(300 << 20)),

@@ -21,7 +21,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from ragcache_engine.backends.vllm.backend import VLLMBackend
 from ragcache_engine.backends.vllm.budget import TierBudget
 from ragcache_engine.tiers.counters import Counters
-from ragcache_engine.tiers.disk.block_file import document_mark
+from ragcache_engine.tiers.disk.naming import PLAIN
 from ragcache_engine.tiers.wire import FinishMessage, RequestMessage
 
 pytestmark = pytest.mark.vllm
@@ -91,7 +91,7 @@ def test_a_dead_vllm_is_an_error_of_ours():
 def test_engines_that_share_the_folder_are_told_by_tombstones(tmp_path: Path):
     llm = LLM()
     asyncio.run(backend_on(llm, disk=tmp_path).forget(["d1"]))
-    mark = document_mark("d1")
+    mark = PLAIN.mark("d1")
     assert llm.told[0][1].tombstones == {mark: (tmp_path / "forgotten" / mark).stat().st_mtime_ns}
 
 

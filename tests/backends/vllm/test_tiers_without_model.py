@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from ragcache_engine.knowledge import POLICIES, Tier
-from ragcache_engine.tiers.disk.block_file import document_mark
 from ragcache_engine.tiers.disk.folder import forget_documents
+from ragcache_engine.tiers.disk.naming import PLAIN
 from ragcache_engine.tiers.disk.tombstones import leave_tombstones
 from ragcache_engine.tiers.wire import LookedUp, RequestMessage
 
@@ -342,7 +342,7 @@ def test_a_second_engine_on_the_folder_forgets_what_the_first_one_forgot(
     disk = {"host_blocks": 40, "disk_bytes": 1 << 20, "disk_folder": tmp_path}
     second = engine_with(**disk)
     answered(second, "one", "a", "b")
-    leave_tombstones(tmp_path, [document_mark("a")])
+    leave_tombstones(tmp_path, [PLAIN.mark("a")])
     forget_documents(tmp_path, ["a"])
     deadline = time.monotonic() + 30
     while second.cache.index.nodes_of("a") and time.monotonic() < deadline:

@@ -14,21 +14,39 @@ from hypothesis import strategies as st
 from thoroughness import examples
 
 from ragcache_engine.tiers.disk import block_file
-from ragcache_engine.tiers.disk.block_file import Origin, UnusableFile, document_mark
+from ragcache_engine.tiers.disk.block_file import Origin, UnusableFile
+from ragcache_engine.tiers.disk.key_ring import KeyRing
 
 OURS = Origin("weights", "configuration", "bfloat16", 16, "NHD", "vllm")
 NAME = "ab" + "0" * 38
 CONTENT = bytes(range(64))
 
 
-def write(path: Path, content: bytes = CONTENT, *documents: str) -> int:
-    return block_file.write(path, OURS, NAME, documents, memoryview(content))
+def write(
+    path: Path, content: bytes = CONTENT, *documents: str, keys: KeyRing | None = None
+) -> int:
+    return block_file.write(path, OURS, NAME, documents, memoryview(content), keys)
 
 
-def read(path: Path, origin: Origin = OURS, name: str = NAME, size: int = 64) -> bytes:
+def read(
+    path: Path,
+    origin: Origin = OURS,
+    name: str = NAME,
+    size: int = 64,
+    keys: KeyRing | None = None,
+) -> bytes:
     target = bytearray(size)
-    assert block_file.read(path, origin, name, memoryview(target)) == path.stat().st_size
+    assert block_file.read(path, origin, name, memoryview(target), keys) == path.stat().st_size
     return bytes(target)
+
+
+@pytest.fixture(params=["plain", "encrypted"])
+def keys(request: pytest.FixtureRequest, tmp_path: Path) -> KeyRing | None:
+    """Return what files are encrypted with; None for those that are not."""
+    if request.param == "plain":
+        return None
+    pytest.importorskip("cryptography")
+    return KeyRing(tmp_path / "home", [b"m" * 32])
 
 
 @pytest.fixture
@@ -36,10 +54,11 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "ab" / f"{NAME}.kv"
 
 
-def test_what_was_written_comes_back(path: Path):
-    assert write(path, CONTENT, "d1", "d2") == path.stat().st_size
-    assert read(path) == CONTENT
-    assert block_file.read_document_marks(path) == {"d1", "d2"}
+def test_what_was_written_comes_back(path: Path, keys: KeyRing | None):
+    size_bytes = block_file.file_bytes(OURS, NAME, ["d1", "d2"], memoryview(CONTENT), keys)
+    assert write(path, CONTENT, "d1", "d2", keys=keys) == path.stat().st_size == size_bytes
+    assert read(path, keys=keys) == CONTENT
+    assert block_file.read_document_marks(path, keys) == {"d1", "d2"}
     assert [each.name for each in path.parent.iterdir()] == [path.name]
 
 
@@ -70,13 +89,13 @@ def test_a_file_that_is_not_there_is_not_found(path: Path):
         block_file.read_document_marks(path)
 
 
-def test_a_file_cut_short_anywhere_is_unusable(path: Path):
-    write(path)
+def test_a_file_cut_short_anywhere_is_unusable(path: Path, keys: KeyRing | None):
+    write(path, keys=keys)
     whole = path.read_bytes()
     for length in range(len(whole)):
         path.write_bytes(whole[:length])
         with pytest.raises(UnusableFile):
-            read(path)
+            read(path, keys=keys)
 
 
 def test_a_file_with_something_behind_its_end_is_unusable(path: Path):
@@ -86,8 +105,8 @@ def test_a_file_with_something_behind_its_end_is_unusable(path: Path):
         read(path)
 
 
-def test_a_byte_changed_anywhere_is_found_out(path: Path):
-    write(path, CONTENT, "d1")
+def test_a_byte_changed_anywhere_is_found_out(path: Path, keys: KeyRing | None):
+    write(path, CONTENT, "d1", keys=keys)
     whole = path.read_bytes()
     for at in range(len(whole)):
         for change in (0x01, 0x80, 0xFF):
@@ -95,7 +114,43 @@ def test_a_byte_changed_anywhere_is_found_out(path: Path):
             damaged[at] ^= change
             path.write_bytes(damaged)
             with pytest.raises(UnusableFile):
-                read(path)
+                read(path, keys=keys)
+
+
+def test_an_encrypted_file_holds_nothing_of_its_tensors(path: Path, keys: KeyRing | None):
+    write(path, CONTENT, "d1", keys=keys)
+    first = path.read_bytes()
+    write(path, CONTENT, "d1", keys=keys)
+    assert (CONTENT[:16] in first) == (keys is None)
+    assert (path.read_bytes() == first) == (keys is None), (
+        "the same block looks otherwise each time"
+    )
+
+
+def test_files_that_are_encrypted_otherwise_are_unusable(tmp_path: Path):
+    pytest.importorskip("cryptography")
+    rings = [None, KeyRing(tmp_path, [b"m" * 32]), KeyRing(tmp_path, [b"n" * 32])]
+    for at, own in enumerate(rings):
+        path = tmp_path / f"{at}.kv"
+        write(path, CONTENT, "d1", keys=own)
+        for other in rings:
+            if other is not own:
+                with pytest.raises(UnusableFile):
+                    read(path, keys=other)
+                with pytest.raises(UnusableFile):
+                    block_file.read_document_marks(path, other)
+
+
+def test_a_block_of_one_tenant_cannot_stand_in_for_anothers(tmp_path: Path):
+    pytest.importorskip("cryptography")
+    keys = KeyRing(tmp_path, [b"m" * 32])
+    path, names = tmp_path / "file", [NAME + "a" * 16, NAME + "b" * 16]
+    block_file.write(path, OURS, names[0], (), memoryview(CONTENT), keys)
+    assert read(path, name=names[0], keys=keys) == CONTENT
+    content = path.read_bytes().replace(names[0].encode(), names[1].encode())
+    path.write_bytes(content)
+    with pytest.raises(UnusableFile, match="its key is gone"):
+        read(path, name=names[1], keys=keys)
 
 
 @given(damage=st.data())
@@ -203,11 +258,6 @@ def test_a_write_that_fails_leaves_nothing_behind(tmp_path: Path):
     with pytest.raises(OSError, match="taken"):
         write(path)
     assert [each.name for each in tmp_path.iterdir()] == ["taken"]
-
-
-def test_marks_stand_for_documents_and_do_not_name_them():
-    assert document_mark("d1") == document_mark("d1") != document_mark("d2")
-    assert "a secret" not in document_mark("a secret")
 
 
 @pytest.mark.slow

@@ -14,13 +14,14 @@ from hypothesis import strategies as st
 from thoroughness import examples
 
 from ragcache_engine.tiers.disk import block_file
-from ragcache_engine.tiers.disk.block_file import Origin, document_mark
+from ragcache_engine.tiers.disk.block_file import Origin
 from ragcache_engine.tiers.disk.folder import (
     DiskFolder,
     DocumentForgotten,
     FolderFull,
     forget_documents,
 )
+from ragcache_engine.tiers.disk.naming import PLAIN
 from ragcache_engine.tiers.disk.tombstones import leave_tombstones
 
 ORIGIN = Origin("weights", "configuration", "float32", 16, "layout", "software")
@@ -94,7 +95,7 @@ def name_of(number: int) -> str:
 def do(disk: DiskFolder, step: Step, known: set[str]) -> None:
     action, number = step
     name, content = name_of(number), bytes([number]) * SIZE
-    documents = [document_mark(f"d{number}")]
+    documents = [PLAIN.mark(f"d{number}")]
     if action == "write":
         with suppress(FolderFull, DocumentForgotten):
             disk.write(name, documents, memoryview(content), known.__contains__)

@@ -11,7 +11,7 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from thoroughness import examples
 
 from ragcache_engine.tiers.disk import block_file, folder
-from ragcache_engine.tiers.disk.block_file import Origin, UnusableFile, document_mark
+from ragcache_engine.tiers.disk.block_file import Origin, UnusableFile
 from ragcache_engine.tiers.disk.folder import (
     DiskFolder,
     DocumentForgotten,
@@ -30,6 +30,8 @@ from ragcache_engine.tiers.disk.folder import (
     NotOurFile,
     forget_documents,
 )
+from ragcache_engine.tiers.disk.key_ring import KeyRing
+from ragcache_engine.tiers.disk.naming import PLAIN
 from ragcache_engine.tiers.disk.tombstones import KEPT_S, leave_tombstones
 
 OURS = Origin("weights", "configuration", "bfloat16", 16, "NHD", "vllm")
@@ -59,7 +61,7 @@ def keep(
     *documents: str,
     is_known: Callable[[str], bool] = nothing_known,
 ) -> int:
-    marks = list(map(document_mark, documents))
+    marks = list(map(PLAIN.mark, documents))
     return disk.write(name_of(number), marks, memoryview(content_of(number)), is_known)
 
 
@@ -252,7 +254,7 @@ def test_what_another_engine_forgot_is_written_no_more_until_this_one_has_forgot
     tmp_path: Path,
 ):
     here, there = (DiskFolder(tmp_path, OURS, 100_000) for _ in range(2))
-    times = leave_tombstones(tmp_path, [document_mark("d1")])
+    times = leave_tombstones(tmp_path, [PLAIN.mark("d1")])
     here.note_forgotten(times)
     with pytest.raises(DocumentForgotten):
         keep(there, 1, "d1")
@@ -272,7 +274,7 @@ def test_a_write_under_way_while_a_document_is_forgotten_leaves_no_file(
     write = block_file.write
 
     def write_while_another_forgets(*given: Any) -> int:
-        leave_tombstones(tmp_path, [document_mark("d1")])
+        leave_tombstones(tmp_path, [PLAIN.mark("d1")])
         forget_documents(tmp_path, ["d1"])
         return write(*given)
 
@@ -285,7 +287,7 @@ def test_a_write_under_way_while_a_document_is_forgotten_leaves_no_file(
 
 def test_what_another_engine_forgot_is_told_once(tmp_path: Path):
     disk = DiskFolder(tmp_path, OURS, 100_000)
-    times = leave_tombstones(tmp_path, [document_mark("d1")])
+    times = leave_tombstones(tmp_path, [PLAIN.mark("d1")])
     assert disk.find_forgotten() == times
     assert disk.find_forgotten() == {}  # else what was computed anew meanwhile would be forgotten
     with pytest.raises(DocumentForgotten):
@@ -302,7 +304,7 @@ def test_a_document_forgotten_twice_is_news_twice(tmp_path: Path):
 
 def test_a_later_life_knows_that_it_holds_nothing_forgotten(tmp_path: Path):
     DiskFolder(tmp_path, OURS, 100_000)
-    leave_tombstones(tmp_path, [document_mark("d1")])
+    leave_tombstones(tmp_path, [PLAIN.mark("d1")])
     disk = DiskFolder(tmp_path, OURS, 100_000)
     assert disk.find_forgotten() == {}
     keep(disk, 1, "d1")
@@ -617,3 +619,69 @@ def test_a_file_behind_a_linked_folder_is_neither_counted_nor_removed(tmp_path: 
         keep(disk, number)
     forget_documents(cache, ["d1"])
     assert precious.exists()
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> KeyRing:
+    pytest.importorskip("cryptography")
+    return KeyRing(tmp_path, [b"m" * 32])
+
+
+def keep_for(disk: DiskFolder, tokens: Sequence[int], tenant: str, *documents: str) -> str:
+    """Write a block under the name that the folder's own naming gives it; return the name."""
+    [name] = disk.naming.files(tokens, tenant, blocks=1, block_tokens=len(tokens))
+    disk.write(name, list(map(disk.naming.mark, documents)), memoryview(content_of(7)), all_known)
+    return name
+
+
+def test_with_keys_that_are_new_what_was_not_encrypted_is_removed(tmp_path: Path, keys: KeyRing):
+    keep(DiskFolder(tmp_path, OURS, 10_000), 1, "d1")
+    keep(DiskFolder(tmp_path, THEIRS, 10_000), 2, "d1")
+    disk = DiskFolder(tmp_path, OURS, 10_000, keys)
+    assert size_on_disk(tmp_path) == disk.used_bytes == 0
+    name = keep_for(disk, range(16), "shop", "d1")
+    again = DiskFolder(tmp_path, OURS, 10_000, KeyRing(tmp_path, [b"m" * 32]))
+    target = bytearray(SIZE)
+    again.read(name, memoryview(target))
+    assert bytes(target) == content_of(7)
+
+
+def test_no_file_tells_what_is_stored_or_of_what(tmp_path: Path, keys: KeyRing):
+    disk = DiskFolder(tmp_path, OURS, 10_000, keys)
+    keep_for(disk, range(16), "shop", "d1")
+    disk.forget(["d2"])
+    plain = [content_of(7)[:32], PLAIN.mark("d1").encode(), PLAIN.mark("d2").encode(), b"shop"]
+    plain += [PLAIN.files(range(16), "shop", blocks=1, block_tokens=16)[0].encode()]
+    for path in (path for path in tmp_path.rglob("*") if path.is_file()):
+        told = str(path.relative_to(tmp_path)).encode() + path.read_bytes()
+        assert not any(one in told for one in plain), path
+
+
+def test_encrypted_documents_are_forgotten_by_their_own_engines_and_others(
+    tmp_path: Path, keys: KeyRing
+):
+    disk = DiskFolder(tmp_path, OURS, 10_000, keys)
+    other = DiskFolder(tmp_path, THEIRS, 10_000, keys)
+    first, second = (keep_for(disk, range(at, at + 16), "shop", f"d{at}") for at in (1, 2))
+    other.forget(["d1"])
+    disk.refresh()
+    assert (disk.holds(first), disk.holds(second)) == (False, True)
+    assert list(disk.find_forgotten()) == [keys.naming.mark("d1")]
+
+
+def test_whoever_has_another_key_forgets_what_it_cannot_read(tmp_path: Path, keys: KeyRing):
+    disk = DiskFolder(tmp_path, OURS, 10_000, keys)
+    name = keep_for(disk, range(16), "shop", "d1")
+    forget_documents(tmp_path, ["unheard of"])
+    disk.refresh()
+    assert not disk.holds(name), "it may have been of that document"
+
+
+def test_without_its_tenants_key_a_block_is_a_miss(tmp_path: Path, keys: KeyRing):
+    name = keep_for(DiskFolder(tmp_path, OURS, 10_000, keys), range(16), "shop", "d1")
+    for path in (tmp_path / "keys").rglob("tenant-*"):
+        path.unlink()
+    again = DiskFolder(tmp_path, OURS, 10_000, KeyRing(tmp_path, [b"m" * 32]))
+    with pytest.raises(UnusableFile):
+        again.read(name, memoryview(bytearray(SIZE)))
+    assert not again.holds(name)

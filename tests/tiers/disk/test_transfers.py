@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from ragcache_engine.tiers.disk.block_file import Origin, document_mark
+from ragcache_engine.tiers.disk.block_file import Origin
 from ragcache_engine.tiers.disk.folder import DiskFolder, forget_documents
+from ragcache_engine.tiers.disk.naming import PLAIN
 from ragcache_engine.tiers.disk.transfers import (
     FAILED_WRITES_TO_STOP,
     READERS,
@@ -46,7 +47,7 @@ class Host:
         self.slot(slot)[:] = bytes([byte]) * SLOT
 
     def write(self, number: int, slot: int, *documents: str) -> None:
-        self.transfers.write(BlockCopy(name_of(number), slot, list(map(document_mark, documents))))
+        self.transfers.write(BlockCopy(name_of(number), slot, list(map(PLAIN.mark, documents))))
 
     def read(self, number: int, slot: int) -> None:
         self.transfers.read(BlockCopy(name_of(number), slot))

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
+
+from ragcache_engine.errors import ConfigError
+from ragcache_engine.tiers.disk.key_ring import KeyRing, open_key_ring
+from ragcache_engine.tiers.disk.naming import PLAIN, Naming
 
 SETTINGS_FIELD = "ragcache"
 
@@ -15,7 +20,7 @@ class TierSettings:
 
     policy: a name of POLICIES.
     host_bytes, disk_bytes: the sizes of these tiers; 0 for no tier.
-    disk_folder: the disk tier's folder; None without a disk tier.
+    disk_folder: the disk tier's folder; None without a disk tier. disk_key: as in TierBudget.
     reorder_window: as in ReorderQueue; 1 serves requests first come, first served.
     cache_depth: how many leading documents of a prompt are kept; None keeps all.
     profile: a CostProfile as JSON; None for the default one.
@@ -32,6 +37,7 @@ class TierSettings:
     host_bytes: int = 0
     disk_bytes: int = 0
     disk_folder: str | None = None
+    disk_key: str | None = None
     reorder_window: int = 32
     cache_depth: int | None = None
     profile: str | None = None
@@ -41,6 +47,22 @@ class TierSettings:
     donors_later: bool = False
     recheck_share: float = 0.0
     least_rouge_l: float | None = None
+
+    def open_keys(self) -> KeyRing | None:
+        """Return what the disk tier is encrypted with, if it is. Raises ConfigError, OSError."""
+        if self.disk_key is None or self.disk_folder is None:
+            return None
+        return open_key_ring(Path(self.disk_folder), self.disk_key)
+
+    def naming(self) -> Naming | None:
+        """Return what names the disk tier's files; None without one, or if it cannot be opened."""
+        if not self.disk_bytes:
+            return None
+        try:
+            keys = self.open_keys()
+        except (ConfigError, OSError):  # the disk tier is switched off then, with a warning
+            return None
+        return keys.naming if keys else PLAIN
 
     def to_extra_config(self) -> dict[str, Any]:
         """Return the settings as vLLM's `kv_connector_extra_config`."""

@@ -31,6 +31,7 @@ from ragcache_engine.backends.vllm.tiers.offloading import TierOffloadingManager
 from ragcache_engine.backends.vllm.tiers.origin import NoOrigin, build_origin
 from ragcache_engine.backends.vllm.tiers.settings import TierSettings
 from ragcache_engine.backends.vllm.tiers.weights import UnknownWeights
+from ragcache_engine.errors import ConfigError
 from ragcache_engine.knowledge import CostProfile, policy_of_tiers
 from ragcache_engine.tiers.disk.folder import DiskFolder
 from ragcache_engine.tiers.disk.transfers import DiskTransfers
@@ -143,7 +144,11 @@ class TierSpec(TieringOffloadingSpec):
                 f"tp{parallel.tp_size} of {parallel.world_size}",
                 folder=place,
             )
-            folder = DiskFolder(place, origin, settings.disk_bytes)
+            keys = settings.open_keys()
+            folder = DiskFolder(place, origin, settings.disk_bytes, keys)
+        except ConfigError as error:
+            logger.warning("the disk tier is switched off: %s. Requests are still answered", error)
+            return
         except (NoOrigin, UnknownWeights) as error:
             logger.warning(
                 "the disk tier is switched off, because tensors from it could be others' unnoticed: %s. "
@@ -167,7 +172,7 @@ class TierSpec(TieringOffloadingSpec):
             folder, lambda slot: flat[slot * size : (slot + 1) * size], cache.knows_file
         )
         undo.callback(transfers.close)
-        cache.attach_disk(transfers)
+        cache.attach_disk(transfers, folder.naming)
 
     def _claim_memory(self) -> None:
         """Make the host tier's memory before vLLM would, so that it is locked from its first moment."""

@@ -1,0 +1,158 @@
+"""The keys that a disk cache's files are encrypted with: one for each tenant, below a master key.
+
+    <folder>/keys/<id of the master key>/names              the secret in all names; see naming.py
+    <folder>/keys/<id of the master key>/tenant-<owner>     a tenant's key
+
+Each of these files is random bytes, encrypted with the master key, which lies nowhere in the folder. So
+another master key costs a few short files, not all tensors; and without its file, what a tenant stored
+cannot be read any more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Sequence
+from functools import lru_cache
+from hashlib import blake2b
+from pathlib import Path
+from threading import Lock
+from typing import TYPE_CHECKING
+
+from ragcache_engine.errors import ConfigError
+from ragcache_engine.tiers.disk.master_keys import KEY_BYTES, read_master_keys
+from ragcache_engine.tiers.disk.naming import Naming
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+logger = logging.getLogger(__name__)
+
+FOLDER, NAMES, TENANT = "keys", "names", "tenant-"
+NONCE_BYTES = 12
+
+
+class KeyRing:
+    """The keys of one folder. Any thread may call its methods.
+
+    masters: the master key, and before it was changed earlier ones, whose files are encrypted anew.
+    naming: names this folder's files. id: stands for its secret in the headers of files.
+    is_new: whether the folder had no keys below these master keys.
+    Raises OSError if the folder cannot be read or written to, ConfigError without the library for it.
+    """
+
+    def __init__(self, folder: Path, masters: Sequence[bytes]) -> None:
+        self._master = _cipher(masters[0])
+        self._place = folder / FOLDER / _id_of(masters[0])
+        self._ciphers: dict[str, AESGCM] = {}
+        self._lock = Lock()
+        self.is_new = not self._place.is_dir()
+        self._place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for earlier in masters[1:]:
+            self._take_over(folder / FOLDER / _id_of(earlier), _cipher(earlier))
+        self.naming = Naming(self._find(NAMES))
+        self.id = blake2b(b"id", digest_size=8, key=self.naming.secret).hexdigest()
+
+    def encrypt(self, owner: str, nonce: bytes, content: memoryview, head: bytes) -> bytes:
+        """Return content encrypted with an owner's key, and behind it a tag of 16 bytes.
+
+        owner: as from Naming.owner. nonce: NONCE_BYTES random bytes. head: what the tag vouches for, too.
+        Raises OSError.
+        """
+        return self._cipher_of(owner).encrypt(nonce, content, head)
+
+    def decrypt(
+        self, owner: str, nonce: bytes, content: memoryview, head: bytes, target: memoryview
+    ) -> bool:
+        """Write what was encrypted into `target`; return False if any bit is another one, or the key.
+
+        `target` is undefined then. It has 16 bytes less than content. Raises OSError.
+        """
+        from cryptography.exceptions import InvalidTag
+
+        cipher = self._cipher_of(owner)
+        try:
+            cipher.decrypt_into(nonce, content, head, target)
+        except (InvalidTag, ValueError):
+            return False
+        return True
+
+    def _cipher_of(self, owner: str) -> AESGCM:
+        with self._lock:
+            if (cipher := self._ciphers.get(owner)) is None:
+                cipher = self._ciphers[owner] = _cipher(self._find(f"{TENANT}{owner}"))
+            return cipher
+
+    def _find(self, name: str) -> bytes:
+        """Return the key of this name; make one if there is none, or none that can be read."""
+        path = self._place / name
+        with contextlib.suppress(FileNotFoundError):
+            if (key := _open(self._master, name, path.read_bytes())) is not None:
+                return key
+            logger.warning("%s is damaged: what was encrypted with it is computed again", path)
+            path.unlink(missing_ok=True)
+        self._write(name, os.urandom(KEY_BYTES))
+        key = _open(self._master, name, path.read_bytes())  # another engine's, if it was sooner
+        if key is None:
+            raise OSError(f"{path} cannot be written")
+        return key
+
+    def _write(self, name: str, key: bytes) -> None:
+        """Write a key's file, unless there is one."""
+        path, nonce = self._place / name, os.urandom(NONCE_BYTES)
+        written = self._place / f"{name}.{os.urandom(4).hex()}.writing"
+        try:
+            with open(os.open(written, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:
+                file.write(nonce + self._master.encrypt(nonce, key, name.encode()))
+                file.flush()
+                os.fsync(file.fileno())
+            with contextlib.suppress(FileExistsError):
+                os.link(written, path)
+        finally:
+            written.unlink(missing_ok=True)
+
+    def _take_over(self, place: Path, master: AESGCM) -> None:
+        """Encrypt the keys below another master key with this one, and remove them there."""
+        if not place.is_dir():
+            return
+        self.is_new = False
+        for path in place.iterdir():
+            if (key := _open(master, path.name, path.read_bytes())) is not None:
+                self._write(path.name, key)
+            path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            place.rmdir()
+
+
+@lru_cache(maxsize=8)
+def open_key_ring(folder: Path, source: str) -> KeyRing:
+    """Return the keys of a folder, once for a process. source: as in `read_master_keys`.
+
+    Raises ConfigError, OSError.
+    """
+    return KeyRing(folder, read_master_keys(source))
+
+
+def _open(master: AESGCM, name: str, content: bytes) -> bytes | None:
+    """Return the key in a file; None if it is damaged, or another master key's."""
+    from cryptography.exceptions import InvalidTag
+
+    try:
+        return master.decrypt(content[:NONCE_BYTES], content[NONCE_BYTES:], name.encode())
+    except (InvalidTag, ValueError):
+        return None
+
+
+def _id_of(master: bytes) -> str:
+    return blake2b(b"ragcache master key", digest_size=8, key=master).hexdigest()
+
+
+def _cipher(key: bytes) -> AESGCM:
+    try:
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+    except ImportError:
+        raise ConfigError(
+            'an encrypted disk cache needs the library cryptography: pip install "ragcache[encryption]"'
+        ) from None
+    return AESGCM(key)

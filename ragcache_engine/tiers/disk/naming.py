@@ -1,0 +1,60 @@
+"""Names files and marks documents, so that no file tells what it holds."""
+
+from __future__ import annotations
+
+import array
+from collections.abc import Sequence
+from hashlib import blake2b, sha256
+from typing import NamedTuple
+
+BLOCK_DIGITS, OWNER_DIGITS = 40, 16
+"""How many digits of a file's name stand for its block, and how many, at its end, for its tenant."""
+
+
+class Naming(NamedTuple):
+    """Names of files and marks of documents.
+
+    secret: goes into every digest, so that nobody else can make the name of a text or of a document and
+      look for it; 64 bytes at most. Empty: names are plain digests.
+    """
+
+    secret: bytes = b""
+
+    def mark(self, document_id: str) -> str:
+        """Return the mark of a document: a digest that stands for its id, which stays off the disk."""
+        return blake2b(document_id.encode(), digest_size=8, key=self.secret).hexdigest()
+
+    def owner(self, tenant: str | None) -> str:
+        """Return what stands for a tenant in the names of its files; nothing without a secret."""
+        if not self.secret:
+            return ""
+        whose = b"\0" if tenant is None else b"\1" + tenant.encode()
+        return blake2b(whose, digest_size=OWNER_DIGITS // 2, key=self.secret).hexdigest()
+
+    def files(
+        self, token_ids: Sequence[int], tenant: str | None, *, blocks: int, block_tokens: int
+    ) -> list[str]:
+        """Name the files of a prompt's leading blocks.
+
+        A name identifies the tenant, and all tokens up to the block's end. It is the same in every
+        process, while vLLM's own hashes begin with a random number that each process draws.
+        """
+        # A digest of its own for the tenant: no name can be chosen so that it looks like another
+        # tenant's name and some tokens.
+        whose = "" if tenant is None else sha256(tenant.encode()).hexdigest()
+        reached = sha256(self.secret + f"{block_tokens}\0{whose}\0".encode())
+        owner, names = self.owner(tenant), []
+        for block in range(blocks):
+            tokens = token_ids[block * block_tokens : (block + 1) * block_tokens]
+            reached.update(array.array("q", tokens).tobytes())
+            names.append(reached.hexdigest()[:BLOCK_DIGITS] + owner)
+        return names
+
+
+PLAIN = Naming()
+"""How files are named that are not encrypted."""
+
+
+def owner_in(name: str) -> str:
+    """Return what stands for the tenant in a file's name."""
+    return name[BLOCK_DIGITS:]

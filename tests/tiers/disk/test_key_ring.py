@@ -1,0 +1,124 @@
+"""Each tenant has a key of its own, which only the master key opens."""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("cryptography")
+
+from ragcache_engine import ConfigError
+from ragcache_engine.tiers.disk.key_ring import FOLDER, NONCE_BYTES, KeyRing
+
+MASTER, LATER = b"m" * 32, b"n" * 32
+NONCE, HEAD, TEXT = bytes(NONCE_BYTES), b"head", memoryview(b"what a document says")
+
+
+def opened(ring: KeyRing, sealed: bytes, owner: str = "shop", **other: bytes) -> bytes | None:
+    """Return what was encrypted; None if it cannot be opened."""
+    target = bytearray(max(0, len(sealed) - 16))
+    told = {"nonce": NONCE, "head": HEAD, **other}
+    is_well = ring.decrypt(
+        owner, told["nonce"], memoryview(sealed), told["head"], memoryview(target)
+    )
+    return bytes(target) if is_well else None
+
+
+def files_of(folder: Path) -> list[Path]:
+    return sorted(path for path in (folder / FOLDER).rglob("*") if path.is_file())
+
+
+def test_what_one_process_encrypts_another_one_reads(tmp_path: Path):
+    ring = KeyRing(tmp_path, [MASTER])
+    sealed = ring.encrypt("shop", NONCE, TEXT, HEAD)
+    again = KeyRing(tmp_path, [MASTER])
+    assert (ring.is_new, again.is_new) == (True, False)
+    assert (again.id, again.naming) == (ring.id, ring.naming)
+    assert opened(again, sealed, "shop") == TEXT.tobytes()
+
+
+def test_a_tenants_key_opens_nothing_of_another_tenant(tmp_path: Path):
+    ring = KeyRing(tmp_path, [MASTER])
+    sealed = ring.encrypt("shop", NONCE, TEXT, HEAD)
+    assert opened(ring, sealed, "press") is None
+
+
+def test_any_other_bit_of_content_head_or_nonce_is_noticed(tmp_path: Path):
+    ring = KeyRing(tmp_path, [MASTER])
+    sealed = ring.encrypt("shop", NONCE, TEXT, HEAD)
+    for at in range(len(sealed)):
+        damaged = bytearray(sealed)
+        damaged[at] ^= 1
+        assert opened(ring, bytes(damaged), "shop") is None
+    assert opened(ring, sealed, head=b"heaD") is None
+    assert opened(ring, sealed, nonce=b"\1" * NONCE_BYTES) is None
+    assert opened(ring, b"", "shop") is None
+
+
+def test_another_master_key_has_keys_and_names_of_its_own(tmp_path: Path):
+    ring, other = KeyRing(tmp_path, [MASTER]), KeyRing(tmp_path, [LATER])
+    assert other.is_new
+    assert other.id != ring.id
+    assert other.naming.mark("d1") != ring.naming.mark("d1")
+    sealed = ring.encrypt("shop", NONCE, TEXT, HEAD)
+    assert opened(other, sealed, "shop") is None
+    assert opened(KeyRing(tmp_path, [MASTER]), sealed, "shop") == TEXT.tobytes()
+
+
+def test_a_new_master_key_takes_over_what_the_earlier_one_opened(tmp_path: Path):
+    ring = KeyRing(tmp_path, [MASTER])
+    sealed = ring.encrypt("shop", NONCE, TEXT, HEAD)
+    rotated = KeyRing(tmp_path, [LATER, MASTER])
+    assert not rotated.is_new
+    assert rotated.naming == ring.naming
+    assert opened(rotated, sealed, "shop") == TEXT.tobytes()
+    assert opened(KeyRing(tmp_path, [LATER]), sealed, "shop") == TEXT.tobytes()
+    assert KeyRing(tmp_path, [MASTER]).is_new, "the earlier one opens nothing any more"
+
+
+def test_without_its_file_a_tenants_tensors_cannot_be_read_any_more(tmp_path: Path):
+    sealed = KeyRing(tmp_path, [MASTER]).encrypt("shop", NONCE, TEXT, HEAD)
+    [key] = [path for path in files_of(tmp_path) if path.name == "tenant-shop"]
+    key.unlink()
+    assert opened(KeyRing(tmp_path, [MASTER]), sealed, "shop") is None
+
+
+def test_a_damaged_key_is_replaced_and_what_it_opened_is_lost(tmp_path: Path):
+    sealed = KeyRing(tmp_path, [MASTER]).encrypt("shop", NONCE, TEXT, HEAD)
+    for path in files_of(tmp_path):
+        path.write_bytes(path.read_bytes()[:-1])
+    ring = KeyRing(tmp_path, [MASTER])
+    assert opened(ring, sealed, "shop") is None
+    again = ring.encrypt("shop", NONCE, TEXT, HEAD)
+    assert opened(KeyRing(tmp_path, [MASTER]), again, "shop") == TEXT.tobytes()
+
+
+def test_engines_that_begin_at_once_agree_on_the_keys(tmp_path: Path):
+    def work(number: int) -> tuple[str, bytes]:
+        ring = KeyRing(tmp_path, [MASTER])
+        return ring.id, ring.encrypt("shop", NONCE, TEXT, HEAD)
+
+    with ThreadPoolExecutor(8) as pool:
+        assert len(set(pool.map(work, range(32)))) == 1
+
+
+def test_keys_are_private_and_no_file_holds_one_that_can_be_read(tmp_path: Path):
+    ring = KeyRing(tmp_path, [MASTER])
+    ring.encrypt("shop", NONCE, TEXT, HEAD)
+    for path in files_of(tmp_path):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        assert MASTER not in path.read_bytes()
+        assert ring.naming.secret not in path.read_bytes()
+    assert len(files_of(tmp_path)) == 2, "the names' secret, and the shop's key"
+
+
+def test_the_library_that_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    name = "cryptography.hazmat.primitives.ciphers.aead"
+    monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(ConfigError, match=r"ragcache\[encryption\]"):
+        KeyRing(tmp_path, [os.urandom(32)])
