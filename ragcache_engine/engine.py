@@ -1,4 +1,4 @@
-"""RAGCacheEngine: the doors of the engine. Each leads to the part that does the work."""
+"""RAGCacheEngine: the public methods of the engine. Each leads to the part that does the work."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Self
 
 from ragcache_engine.anywhere.calibration import find_calibration, with_ratio
 from ragcache_engine.anywhere.corpus import Corpus
-from ragcache_engine.anywhere.forwarding import WithdrawingBackend
 from ragcache_engine.anywhere.found_documents import FoundDocuments
 from ragcache_engine.anywhere.idle_backend import with_idle_work
 from ragcache_engine.anywhere.neighbours import NeighbourBook, without_contexts
@@ -45,6 +44,7 @@ from ragcache_engine.errors import (
     EngineNeeded,
     InvalidArgument,
 )
+from ragcache_engine.forwarding import WithdrawingBackend
 from ragcache_engine.knowledge import policy_of_tiers
 from ragcache_engine.observing.metrics import EngineCollector, EngineFigures, write_metrics
 from ragcache_engine.observing.request_log import FinishedRequest

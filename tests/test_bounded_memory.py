@@ -12,7 +12,7 @@ from ragcache_engine import Corpus, Document, MemoryBackend, SamplingOptions
 from ragcache_engine.anywhere.donor_preparation import PreparingBackend
 from ragcache_engine.anywhere.drift import Drift
 from ragcache_engine.anywhere.neighbours import NeighbourBook
-from ragcache_engine.anywhere.rechecking import RecheckingBackend, Served
+from ragcache_engine.anywhere.rechecking import Answered, RecheckingBackend
 from ragcache_engine.prompt import Retrieval, RetrievalLog
 from ragcache_engine.protocols import BackendRequest
 from ragcache_engine.serving.known_contexts import KnownContexts
@@ -60,8 +60,8 @@ def wait_for_donors(count: int) -> PreparingBackend:
 def wait_for_rechecks(count: int) -> RecheckingBackend:
     backend = RecheckingBackend(MemoryBackend(), Drift(0.5), 1.0)
     for number in range(count):
-        backend._keep(Served(large_request(number).compact(), "an answer"))
-        backend._keep(Served(replace(large_request(number), is_guess=True).compact(), "a guess"))
+        backend._keep(Answered(large_request(number).compact(), "an answer"))
+        backend._keep(Answered(replace(large_request(number), is_guess=True).compact(), "a guess"))
     return backend
 
 

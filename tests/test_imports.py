@@ -34,7 +34,6 @@ MAY_IMPORT = {
         "corpora",
         "backends.server.connection",
         "serving.messages",
-        "search.nearness",
         "prompt",
         "checks",
         "errors",
@@ -65,6 +64,14 @@ MAY_IMPORT = {
         "visible",
     ],
     "ragcache_engine.cache_home": ["errors"],
+    "ragcache_engine.forwarding": [
+        "chat",
+        "prompt",
+        "protocols",
+        "tiers.counters",
+        "tiers.tree_snapshot",
+        "values",
+    ],
     "ragcache_engine.protocols": [
         "values",
         "tiers.borrowing.context",
@@ -160,6 +167,7 @@ MAY_IMPORT = {
     "ragcache_engine.engine_chat": ["requests", "chat", "protocols", "values", "checks", "errors"],
     "ragcache_engine.anywhere": [
         "anywhere",
+        "forwarding",
         "cache_stats",
         "daemon_threads",
         "latest_items",
@@ -252,6 +260,15 @@ def test_importing_it_loads_nothing_heavy(package: str):
     assert done.stdout.strip() == ""
 
 
+@pytest.mark.slow
+def test_a_server_and_a_fleet_start_without_faiss():
+    script = (
+        "import sys; sys.modules['faiss'] = None; import ragcache_engine.serving.doors, "
+        "ragcache_engine.serving.recognising, ragcache_engine.corpora.registered"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+
+
 @pytest.mark.parametrize(("module", "path"), modules("ragcache_engine"))
 def test_inside_the_engine_imports_point_one_way(module: str, path: Path):
     ours = {name for name in imports_of(path) if name.startswith("ragcache")}
@@ -267,7 +284,7 @@ def test_vllm_and_torch_stay_in_their_backend(module: str, path: Path):
     tops = {name.split(".")[0] for name in imports_of(path)}
     if not module.startswith("ragcache_engine.backends.vllm"):
         assert not tops & {"torch", "vllm", "transformers"}
-    if not module.startswith("ragcache_engine.search"):
+    if not module.startswith(("ragcache_engine.search", "ragcache_engine.corpora.nearness")):
         assert not tops & {"faiss"}
     assert not tops & {"langchain_core", "llama_index", "ragcache_integrations", "ragcache_cli"}
 

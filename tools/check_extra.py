@@ -33,6 +33,24 @@ def check_dashboard() -> None:
         assert b"RAGCache" in urllib.request.urlopen(page.url, timeout=20).read()
 
 
+def check_encryption() -> None:
+    """What is encrypted comes back with its key."""
+    from pathlib import Path
+    from tempfile import TemporaryDirectory
+
+    from ragcache_engine.tiers.disk.key_ring import NONCE_BYTES, KeyRing
+
+    text, nonce = TEXT.encode(), bytes(NONCE_BYTES)
+    with TemporaryDirectory() as folder:
+        sealed = KeyRing(Path(folder), [bytes(32)]).encrypt("", nonce, memoryview(text), b"")
+        opened = memoryview(bytearray(len(text)))
+        assert text not in sealed
+        assert KeyRing(Path(folder), [bytes(32)]).decrypt(
+            "", nonce, memoryview(sealed), b"", opened
+        )
+        assert bytes(opened) == text
+
+
 def check_fleet() -> None:
     """The application of a fleet can be built; starting it would want vLLM too."""
     from ragcache_engine.fleet_serving.application import build_application
@@ -116,6 +134,7 @@ def check_examples() -> None:
 CHECKS: dict[str, Callable[[], None]] = {
     "client": check_client,
     "dashboard": check_dashboard,
+    "encryption": check_encryption,
     "fleet": check_fleet,
     "index": check_index,
     "langchain": check_langchain,

@@ -177,7 +177,7 @@ def add_engine(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--host-cache",
         metavar="SIZE",
-        help="host memory for what device memory gives up (chosen for the machine)",
+        help="host memory for copies of what the device computed (chosen for the machine)",
     )
     parser.add_argument(
         "--request-timeout",

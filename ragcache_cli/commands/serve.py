@@ -54,12 +54,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--host-cache",
         metavar="SIZE",
-        help="host memory for what device memory gives up, such as 8GiB (see EngineConfig)",
+        help="host memory for copies of what the device computed, such as 8GiB (see EngineConfig)",
     )
     parser.add_argument(
         "--disk-cache",
         metavar="SIZE",
-        help="disk for what host memory gives up, such as 50GiB (default: none)",
+        help="disk for copies of what host memory holds, such as 50GiB (default: none)",
     )
     add_disk_cache_place(parser)
     parser.add_argument(

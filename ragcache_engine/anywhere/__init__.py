@@ -1,4 +1,6 @@
-"""Reuse at any position, where the model is asked: donors are prepared when idle, answers rechecked.
+"""Reuse at any position, the asking side: in the engine's process, or in a server's.
+
+The scheduler's side is tiers/borrowing, the worker's backends/vllm/borrowing.
 
 | file | holds |
 |---|---|
@@ -11,5 +13,4 @@
 | drift.py, rouge.py | how like the two answers are, and when borrowing is to stop |
 | calibration.py | the ratio to compute anew, as measured for a model |
 | idle_work.py, idle_backend.py | what is done while no request runs; a backend with both kinds of it |
-| forwarding.py | a backend around another one |
 """

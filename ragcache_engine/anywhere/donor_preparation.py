@@ -22,10 +22,10 @@ from sys import getsizeof
 from typing import Any
 
 from ragcache_engine.anywhere.beginnings import Beginning, Beginnings
-from ragcache_engine.anywhere.forwarding import ForwardingBackend
 from ragcache_engine.anywhere.found_documents import Found, FoundDocuments
 from ragcache_engine.anywhere.idle_work import IDLE_S, IdleWork
 from ragcache_engine.daemon_threads import DaemonThreads
+from ragcache_engine.forwarding import ForwardingBackend
 from ragcache_engine.latest_items import LatestItems
 from ragcache_engine.protocols import Backend, BackendRequest, Delta
 from ragcache_engine.tiers.borrowing.context import Context
@@ -77,7 +77,7 @@ class PreparingBackend(ForwardingBackend):
         self.beginnings = Beginnings()
         self._found: FoundDocuments | None = None
         self._find_contexts: FindContexts = lambda found, tenant: {}
-        self._writers = DaemonThreads(1, "ragcache-preparing")
+        self._writers = DaemonThreads(1, "ragcache-donors")
         self._numbers = count()
         self._is_preparing = self._is_preparing_found = False
         self._prepared = 0

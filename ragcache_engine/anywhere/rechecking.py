@@ -18,9 +18,9 @@ from sys import getsizeof
 from typing import NamedTuple
 
 from ragcache_engine.anywhere.drift import Drift
-from ragcache_engine.anywhere.forwarding import ForwardingBackend
 from ragcache_engine.anywhere.idle_work import IDLE_S, IdleWork
 from ragcache_engine.anywhere.rouge import rouge_l
+from ragcache_engine.forwarding import ForwardingBackend
 from ragcache_engine.latest_items import LatestItems
 from ragcache_engine.protocols import Backend, BackendRequest, Delta
 from ragcache_engine.tiers.borrowing.plan import WhyExact
@@ -33,7 +33,7 @@ MOST_WAITING, MOST_WAITING_BYTES = 64, 16 << 20
 drops the oldest."""
 
 
-class Served(NamedTuple):
+class Answered(NamedTuple):
     """An approximate answer that somebody got."""
 
     request: BackendRequest
@@ -44,7 +44,7 @@ class Served(NamedTuple):
         return self.request.size_bytes + getsizeof(self.text)
 
 
-def _keep_latest() -> LatestItems[str, Served]:
+def _keep_latest() -> LatestItems[str, Answered]:
     return LatestItems(MOST_WAITING_BYTES, lambda _, one: one.size_bytes, most=MOST_WAITING)
 
 
@@ -94,7 +94,7 @@ class RecheckingBackend(ForwardingBackend):
                             and pauses == self.idle.pauses
                             and self._is_chosen(request, delta)
                         ):
-                            self._keep(Served(request.compact(), "".join(texts)))
+                            self._keep(Answered(request.compact(), "".join(texts)))
                         yield delta
             finally:
                 self._adopted.discard(request.request_id)
@@ -120,7 +120,7 @@ class RecheckingBackend(ForwardingBackend):
             and self._chance() < self._share
         )
 
-    def _keep(self, served: Served) -> None:
+    def _keep(self, served: Answered) -> None:
         name = served.request.request_id
         if not served.request.is_guess or name in self._adopted:
             self._waiting[name] = served

@@ -23,9 +23,9 @@ from ragcache_engine.corpora.document import (
     write_metadata,
 )
 from ragcache_engine.corpora.fingerprints import FingerprintIndex, Powers
+from ragcache_engine.corpora.nearness import Nearness
 from ragcache_engine.errors import CorpusTooLarge, InvalidArgument, UnknownDocument
 from ragcache_engine.prompt import Span
-from ragcache_engine.search.nearness import Nearness
 from ragcache_engine.values import Document
 
 DOCUMENT_BYTES = 2_000

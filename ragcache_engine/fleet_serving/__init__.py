@@ -10,6 +10,7 @@
 | asked_documents.py | what a replica was asked about, and which of it has left its fast memory |
 | engine_replica.py | a replica: keeps its server alive, and passes requests on |
 | request_router.py | our routing in Ray Serve's own, whose interface is young |
+| fleet_metrics.py | what the door counts |
 | application.py | the application of Ray Serve, made of all these |
 | running.py | starts and ends it |
 | fleet_settings.py | what a fleet is made of |

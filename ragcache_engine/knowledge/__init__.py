@@ -4,6 +4,7 @@
 |---|---|
 | node.py | a node of the tree: a run of whole blocks behind the blocks before it, usually one document |
 | tree.py | all nodes, their pins, and how often they were used |
+| tier.py | the three tiers, fastest first |
 | residency.py | which blocks of a node are in which tier; the tiers' budgets |
 | freed.py | what the tree tells its owner to free |
 | eviction/ | which blocks a full tier evicts: one policy a file |

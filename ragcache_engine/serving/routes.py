@@ -159,7 +159,7 @@ class Served:
     occupied: Callable[[], AbstractContextManager[None]] = nullcontext
     require_readable: Callable[[str, bytes], None] = _any_body
     tokenizers: DaemonThreads = field(
-        default_factory=lambda: DaemonThreads(TOKENIZED_AT_ONCE, "ragcache-tokenizing")
+        default_factory=lambda: DaemonThreads(TOKENIZED_AT_ONCE, "ragcache-server-tokenizing")
     )
     contexts: KnownContexts = field(default_factory=KnownContexts)
     reasoning_parser: str | None = None
@@ -210,7 +210,7 @@ class Routes:
     """Answers requests. A mistake in one becomes an answer with the name of its error."""
 
     def __init__(self) -> None:
-        self._renderers = DaemonThreads(AT_ONCE, "ragcache-rendering")
+        self._renderers = DaemonThreads(AT_ONCE, "ragcache-server-rendering")
         self._checkers = DaemonThreads(AT_ONCE, "ragcache-checking")
         self._parsers = DaemonThreads(AT_ONCE, "ragcache-parsing")
         self._handlers: dict[tuple[str, str], Handler] = {

@@ -12,6 +12,10 @@
 | disk_copying.py, disk_files.py, disk/ | copies between host and disk; the files |
 | forgetting.py | documents that must go |
 | prompts.py | a prompt as the manager sees it: keys, cuts, file names |
-| speed.py, counters.py | what was measured and counted |
+| speed.py, counters.py, metric_names.py | what was measured and counted, and its names for Prometheus |
+| provenance.py, source_tracing.py | where a prompt's tokens came from, and why others were computed |
+| served_requests.py | what observers are told of requests |
+| tree_watch.py, tree_snapshot.py, bloom_filter.py | and of the tree |
+| borrowing/ | reuse at any position: what a prompt borrows |
 | wire.py | what travels between the engine's process and vLLM's |
 """

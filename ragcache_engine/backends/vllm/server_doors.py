@@ -100,7 +100,7 @@ def serve_engine(state: Any, corpora: Corpora) -> Served:
     models = tuple(args.served_model_name or [args.model])
     template = load_chat_template(args.chat_template)
     reasoning = llm.vllm_config.structured_outputs_config.reasoning_parser or None
-    tokenizers = DaemonThreads(TOKENIZED_AT_ONCE, "ragcache-tokenizing")
+    tokenizers = DaemonThreads(TOKENIZED_AT_ONCE, "ragcache-server-tokenizing")
     write = partial(write_chat, state.online_renderer, tokenizers)
     settings = _tier_settings(llm)
     served = Served(
