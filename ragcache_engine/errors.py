@@ -7,9 +7,9 @@
     │   ├── CannotBorrow                  reuse="anywhere" does not work with this model or backend
     │   ├── UnusableCalibration           the measured recompute ratio cannot be read, or is another's
     │   ├── EngineNeeded                  something saved without its engine was not given one again
-    │   ├── KeyRefused (PermissionError)  the server does not know the API key
-    │   │   └── OperatorsOnly             the server does this for an operator's key only
     │   └── UnguardedMain                 the script lacks `if __name__ == "__main__":`
+    ├── KeyRefused (PermissionError)      the server does not know the API key
+    │   └── OperatorsOnly                 the server does this for an operator's key only
     ├── BadRequest                        this one request cannot be served; nothing was computed
     │   ├── InvalidArgument (ValueError, TypeError)  an argument has a wrong type, or an impossible value
     │   │   └── InvalidTopK               no number of documents, or fewer than one, was asked for
@@ -89,7 +89,7 @@ class EngineNeeded(ConfigError):
     """An LLM object was saved or sent to another process, and its engine cannot go with it."""
 
 
-class KeyRefused(ConfigError, PermissionError):
+class KeyRefused(RAGCacheError, PermissionError):
     """The server does not know the API key."""
 
 

@@ -50,6 +50,9 @@ LINES = "application/x-ndjson"
 MOST_ADOPTED = 1000
 """How many earlier guesses one request may adopt; a client tells of others with its next one."""
 
+MOST_WITHDRAWN = 2000
+"""A prompt has at most half as many documents, each behind one other."""
+
 MOST_STOPS, LONGEST_STOPS = 64, 4096
 """How many stop strings an answer may have, and of how many characters together. Each is looked for with
 every token."""
@@ -73,7 +76,7 @@ class GenerateBody(_Body):
     documents: (start, end, id) of each document in the prompt, in characters.
     options: the fields of SamplingOptions that differ from their defaults.
     request: the client's own name for the request; `adopted` of a later one refers to it.
-    guess, provisional, exact, recompute_ratio, makes_donors: as in BackendRequest.
+    guess, provisional, exact, recompute_ratio, makes_donors, withdrawn: as in BackendRequest.
     neighbours: for each document that is stored behind another one: that one's id and text.
     adopted: earlier guesses that somebody asked for by now.
     """
@@ -90,6 +93,7 @@ class GenerateBody(_Body):
     recompute_ratio: float | None = Field(default=None, ge=0, le=1)
     neighbours: dict[str, tuple[str, str]] = {}
     makes_donors: bool = False
+    withdrawn: list[str] = Field(default=[], max_length=MOST_WITHDRAWN)
 
     @classmethod
     def of(cls, request: BackendRequest, name: str, adopted: Sequence[str]) -> GenerateBody:
@@ -113,6 +117,7 @@ class GenerateBody(_Body):
                 if one.text is not None
             },
             makes_donors=request.makes_donors,
+            withdrawn=list(request.withdrawn)[:MOST_WITHDRAWN],
         )
 
 

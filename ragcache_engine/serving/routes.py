@@ -387,6 +387,7 @@ def _prepare(
         recompute_ratio=said.recompute_ratio,
         contexts=_read_contexts(said, spans, served),
         makes_donors=said.makes_donors,
+        withdrawn=_require_texts(said.withdrawn),
     )
 
 

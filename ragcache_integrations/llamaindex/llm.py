@@ -45,7 +45,7 @@ from ragcache_integrations.llamaindex.chat_cancellation import (
 from ragcache_integrations.llamaindex.conversations import as_messages, write_conversation
 from ragcache_integrations.llamaindex.cost import cost_recorder
 from ragcache_integrations.llamaindex.identity import fingerprint
-from ragcache_integrations.llamaindex.packing import advise_on_packing
+from ragcache_integrations.llamaindex.query_errors import query_errors
 from ragcache_integrations.llamaindex.responses import (
     MessageSoFar,
     chat_response,
@@ -309,7 +309,7 @@ class RAGCacheLLM(SamplingFields, GuidedPrediction, ToolCalling):
 
     def _answer(self, prompt: str, options: SamplingOptions) -> Answer:
         record = cost_recorder()
-        with advise_on_packing():
+        with query_errors():
             answer = self.engine.generate(
                 prompt, options=options, tenant=self.tenant, exact=self.exact
             )
@@ -318,7 +318,7 @@ class RAGCacheLLM(SamplingFields, GuidedPrediction, ToolCalling):
 
     async def _aanswer(self, prompt: str, options: SamplingOptions) -> Answer:
         record = cost_recorder()
-        with advise_on_packing():
+        with query_errors():
             answer = await self.engine.agenerate(
                 prompt, options=options, tenant=self.tenant, exact=self.exact
             )
@@ -328,13 +328,13 @@ class RAGCacheLLM(SamplingFields, GuidedPrediction, ToolCalling):
     def _pieces(self, prompt: str, options: SamplingOptions) -> Generator[Piece, None, None]:
         # Started here, not in the generator, so that the call itself raises errors of bad input.
         record = cost_recorder()
-        with advise_on_packing():
+        with query_errors():
             stream = self.engine.stream(
                 prompt, options=options, tenant=self.tenant, exact=self.exact
             )
 
         def pieces() -> Generator[Piece, None, None]:
-            with stream:
+            with query_errors(), stream:
                 cancel_when_chat_is_left(stream.close)
                 for piece in stream:
                     record(piece.usage)
@@ -347,7 +347,7 @@ class RAGCacheLLM(SamplingFields, GuidedPrediction, ToolCalling):
         record = cost_recorder()
 
         async def pieces() -> AsyncGenerator[Piece, None]:
-            with advise_on_packing():
+            with query_errors():
                 async with aclosing(
                     self.engine.astream(
                         prompt, options=options, tenant=self.tenant, exact=self.exact

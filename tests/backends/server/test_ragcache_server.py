@@ -18,6 +18,7 @@ from ragcache_engine import (
     Corpus,
     Document,
     EngineNeeded,
+    GenerationFailed,
     NoChatTemplate,
     RAGCacheEngine,
     RefusedMessages,
@@ -82,6 +83,31 @@ def test_the_server_knows_which_tokens_are_which_document():
     assert [segment.document_id for segment in request.segments] == [None, "a", "b", None]
     assert request.segments[0].kind is SegmentKind.SYSTEM
     assert request.segments[-1].end == len(request.tokens)
+
+
+class FailsOnce(Recording):
+    """Fails the first request, once `meanwhile` was called."""
+
+    meanwhile: Any = None
+
+    async def generate(self, request: BackendRequest) -> Any:
+        self.asked.append(request)
+        if len(self.asked) == 1:
+            await asyncio.to_thread(self.meanwhile)
+            raise GenerationFailed("a step broke")
+        async for delta in MemoryBackend.generate(self, request):
+            yield delta
+
+
+def test_the_server_keeps_nothing_of_what_was_forgotten_since_a_prompt_was_planned():
+    backend = FailsOnce()
+    with client_of(backend) as engine:
+        backend.meanwhile = lambda: engine.forget(["a"])
+        with engine.retrieval("Why?") as search:
+            search.found([A, B])
+        engine.generate(prompt_of(A, B))
+    first, second = backend.asked
+    assert (list(first.withdrawn), list(second.withdrawn)) == ([], ["a"])
 
 
 class Slow(Recording):

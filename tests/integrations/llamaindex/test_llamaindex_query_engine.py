@@ -10,7 +10,16 @@ from llama_index.core.query_engine import RetrieverQueryEngine
 from llama_index.core.response_synthesizers import ResponseMode
 from llama_index.core.schema import TextNode
 
-from ragcache_engine import AnswerCutShort, NoToolCall, PromptTooLong, RAGCacheEngine
+from ragcache_engine import (
+    AnswerCutShort,
+    BadRequest,
+    InvalidArgument,
+    KeyRefused,
+    ModelNotFound,
+    NoToolCall,
+    PromptTooLong,
+    RAGCacheEngine,
+)
 from ragcache_engine.backends.memory import MemoryBackend
 from ragcache_integrations.llamaindex import RAGCacheLLM, RAGCacheRetriever
 
@@ -180,7 +189,16 @@ def test_twenty_long_nodes_are_summarized_within_the_models_context(
 @pytest.mark.parametrize("mode", ["compact", "refine", "tree_summarize", "simple_summarize"])
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(
-    "error", [PromptTooLong("shorter"), AnswerCutShort("longer"), NoToolCall("words")], ids=repr
+    "error",
+    [
+        PromptTooLong("shorter"),
+        AnswerCutShort("longer"),
+        NoToolCall("words"),
+        KeyRefused("another key"),
+        InvalidArgument("another value"),
+        ModelNotFound("another model"),
+    ],
+    ids=repr,
 )
 def test_no_response_mode_makes_an_empty_response_of_an_error(
     make_query_engine, monkeypatch, mode, way, error
@@ -192,5 +210,6 @@ def test_no_response_mode_makes_an_empty_response_of_an_error(
         monkeypatch.setattr(RAGCacheEngine, ask, fail)
     streaming, ask = WAYS[way]
     queries = make_query_engine(response_mode=mode, streaming=streaming)
-    with pytest.raises(type(error)):
+    kind = BadRequest if isinstance(error, ValueError) else type(error)
+    with pytest.raises(kind, match=str(error)):
         ask(queries)
