@@ -2,11 +2,13 @@
 documents.
 
     python benchmarks/any_client.py --out FOLDER                  # seven clients, 12 questions each
+    python benchmarks/any_client.py --out FOLDER --warm --questions 100
 
 Each client asks `vllm serve`, `ragcache serve` and `ragcache serve --reuse anywhere` in turn, question by
-question. Every client begins its prompts in another way, so that none finds what another one left. The
-documents are registered, and nothing is warmed. Needs Node.js; the clients come from PyPI and the npm
-registry into a folder of their own, once.
+question. The documents are registered. Every client puts those of a question in another order, so that
+none finds what another one left, but for a first document. With --warm, the documents of all questions are
+computed after a first one, as `ragcache corpus warm` does it; otherwise nothing is. Needs Node.js; the
+clients come from PyPI and the npm registry into a folder of their own, once.
 """
 
 from __future__ import annotations
@@ -51,6 +53,7 @@ NODE = {
     "vercel": ["ai", "@ai-sdk/openai-compatible"],
 }
 """The clients of each language, and the packages that they are."""
+ORDER = [*(f"{name} (Python)" for name in PYTHON), *(f"{name} (Node)" for name in NODE)]
 
 COMPUTED = 'ragcache_prompt_tokens_total{source="computed"}'
 RECOGNISED = "ragcache_recognised_documents_total"
@@ -115,13 +118,16 @@ def main() -> None:
     memory = ("--kv-cache-memory-bytes", str(asked.device_mib << 20))
     ours = ("--host-cache", f"{asked.host_mib}MiB")
     anywhere = ("--reuse", "anywhere")
+    if asked.disk_mib:
+        ours += ("--disk-cache", f"{asked.disk_mib}MiB")
     rows: list[Row] = []
     with ExitStack() as stack:
         logs = Path(stack.enter_context(TemporaryDirectory()))
 
         def start(name: str, *arguments: str) -> Server:
             log = logs / f"{len(arguments)}.log"
-            made = serving([model, *ours, *arguments], [*SMALL, *memory], log)
+            folder = ("--disk-cache-dir", str(logs / f"kv-{len(arguments)}")) * bool(asked.disk_mib)
+            made = serving([model, *ours, *folder, *arguments], [*SMALL, *memory], log)
             return Server(name, stack.enter_context(made)[0])
 
         plain = vllm_serving([model, *SMALL, *memory, "--enforce-eager"], logs / "vllm.log")
@@ -132,6 +138,8 @@ def main() -> None:
         ]
         for server in servers[1:]:
             register(server, asked.set, corpus)
+            if asked.warm:
+                warm(server, asked.set, questions)
         for name, command in commands(folder).items():
             if asked.clients and name not in asked.clients:
                 continue
@@ -154,6 +162,18 @@ def register(server: Server, name: str, corpus: Sequence[Document]) -> None:
         for one, vector in zip(corpus, vectors, strict=True)
     ]
     ServerCorpora(server.url).push(name, documents)
+
+
+def warm(server: Server, name: str, questions: Sequence[Question]) -> None:
+    """Ask one question, and compute the documents of all behind the beginning of its prompt."""
+    prompt = write_prompt(ORDER[0], questions[0])
+    body = {"model": MODEL, "messages": [{"role": "user", "content": prompt}], "max_tokens": 1}
+    httpx2.post(f"{server.url}/v1/chat/completions", json=body, timeout=300).raise_for_status()
+    begun = time.monotonic()
+    ids = dict.fromkeys(one.id for question in questions for one in question.documents)
+    done = ServerCorpora(server.url).warm(name, [*ids])
+    took = time.monotonic() - begun
+    print(f"{server.name}: {done.prepared:,} of {len(ids):,} warmed in {took:.0f} s", flush=True)
 
 
 def play(
@@ -183,8 +203,11 @@ def play(
 
 
 def write_prompt(client: str, question: Question) -> str:
-    texts = SEPARATOR.join(f"[{rank}] {one.text}" for rank, one in enumerate(question.documents, 1))
-    return f"({client})\n\n{texts}\n\nQuestion: {question.text}\nAnswer briefly."
+    number, documents = ORDER.index(client), question.documents
+    step = 1 + number // len(documents)  # no two clients' prompts have the same first two documents
+    order = [documents[(number + step * at) % len(documents)] for at in range(len(documents))]
+    texts = SEPARATOR.join(f"[{rank}] {one.text}" for rank, one in enumerate(order, 1))
+    return f"{texts}\n\nQuestion: {question.text}\nAnswer briefly."
 
 
 @contextmanager
@@ -224,10 +247,9 @@ def _read(line: str) -> dict[str, Any]:
 def commands(folder: Path) -> dict[str, list[str]]:
     """Return the command of each client."""
     python, node = str(folder / "venv" / "bin" / "python"), shutil.which("node") or "node"
-    return {
-        **{f"{name} (Python)": [python, str(HERE / "ask.py"), name] for name in PYTHON},
-        **{f"{name} (Node)": [node, str(folder / "ask.mjs"), name] for name in NODE},
-    }
+    each = [[python, str(HERE / "ask.py"), name] for name in PYTHON]
+    each += [[node, str(folder / "ask.mjs"), name] for name in NODE]
+    return dict(zip(ORDER, each, strict=True))
 
 
 def prepare_clients() -> Path:
@@ -282,6 +304,8 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--top-k", type=int, default=5, help="documents of a question")
     parser.add_argument("--device-mib", type=int, default=400, help="device cache of each server")
     parser.add_argument("--host-mib", type=int, default=800, help="host cache of RAGCache's")
+    parser.add_argument("--disk-mib", type=int, default=0, help="disk cache of RAGCache's (none)")
+    parser.add_argument("--warm", action="store_true", help="compute the documents beforehand")
     parser.add_argument("--out", type=Path)
     return parser.parse_args()
 
