@@ -6,9 +6,9 @@ documents.
 
 Each client asks `vllm serve`, `ragcache serve` and `ragcache serve --reuse anywhere` in turn, question by
 question. The documents are registered. Every client puts those of a question in another order, so that
-none finds what another one left, but for a first document. With --warm, the documents of all questions are
-computed after a first one, as `ragcache corpus warm` does it; otherwise nothing is. Needs Node.js; the
-clients come from PyPI and the npm registry into a folder of their own, once.
+none finds what another one left, but for a first document. With --warm, the documents of all questions
+are computed after a first one, as `ragcache corpus warm` does it; otherwise nothing is. Needs Node.js;
+the clients come from PyPI and the npm registry into a folder of their own, once.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ from ragcache_engine.serving.keys import name_by_digest, read_key_file
 from ragcache_engine.serving.settings import (
     CORPORA_FOLDER,
     KEYS_FILE,
+    LEARN,
     MAX_BODY,
     MAX_CORPORA,
     MAX_REQUESTS,
@@ -27,7 +28,7 @@ from ragcache_engine.serving.settings import (
 class DoorSettings:
     """Who may use the server, and how much of it: as in `ragcache serve`. None: the default.
 
-    corpora_folder: as CORPORA_FOLDER.
+    corpora_folder: as CORPORA_FOLDER. learns_documents: as LEARN.
     """
 
     keys_file: Path | None = None
@@ -35,6 +36,7 @@ class DoorSettings:
     max_requests: int | None = None
     max_corpora_bytes: int | None = None
     corpora_folder: Path | None = None
+    learns_documents: bool = False
 
     def environment(self) -> dict[str, str]:
         """Return the environment variables that bring these settings to the server."""
@@ -44,6 +46,7 @@ class DoorSettings:
             MAX_REQUESTS: self.max_requests,
             MAX_CORPORA: self.max_corpora_bytes,
             CORPORA_FOLDER: self.corpora_folder,
+            LEARN: "1" if self.learns_documents else None,
         }
         return {name: str(value) for name, value in told.items() if value is not None}
 

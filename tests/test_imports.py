@@ -35,6 +35,7 @@ MAY_IMPORT = {
         "backends.server.connection",
         "serving.messages",
         "prompt",
+        "latest_items",
         "checks",
         "errors",
         "values",

@@ -108,6 +108,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="find these documents in everybody's prompts (as `ragcache corpus push`); may be repeated",
     )
     parser.add_argument(
+        "--learn-documents",
+        action="store_true",
+        help="take texts that recur in prompts, of 128 tokens or more, for documents too",
+    )
+    parser.add_argument(
         "--max-corpora",
         type=size_in_bytes,
         metavar="SIZE",
@@ -166,6 +171,7 @@ def run(parsed: argparse.Namespace, console: Console) -> int:
     settings["model"] = str(demo_model()) if parsed.model == DEMO_MODEL else parsed.model
     doors = DoorSettings(parsed.keys, parsed.max_body, parsed.max_requests, parsed.max_corpora)
     require_usable_keys(doors, parsed.vllm_arguments)
+    doors = replace(doors, learns_documents=parsed.learn_documents)
     if parsed.corpus:
         from ragcache_cli.corpus_pushing import write_corpora
 

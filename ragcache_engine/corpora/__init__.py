@@ -6,6 +6,7 @@
 | client.py | registers documents at a server |
 | registered.py | the server's documents, each tenant's corpora apart |
 | fingerprints.py | finds registered texts in a prompt in one pass |
+| recurring.py, learned.py | texts that recur in prompts, registered without a client |
 | nearness.py | finds the documents that are near another one, by their vectors |
 
 The server's paths are in serving/corpus_routes.py. Importing this package loads no numpy.

@@ -250,7 +250,7 @@ class Corpora:
         name: the document's in the knowledge tree, as the results' are. may_search: whether to search
           for them if the vectors have changed since they were found.
         """
-        owner, corpus, document_id = _read_name(name)
+        owner, corpus, document_id = split_name(name)
         with self._lock:
             known = self._corpora.get(owner, {}).get(corpus) or _Corpus()
             kept = known.documents.get(document_id)
@@ -352,8 +352,8 @@ def name_of(owner: Owner, corpus: str, document_id: str) -> str:
     return f"{corpus}/{document_id}" if owner is None else f"{owner}:{corpus}/{document_id}"
 
 
-def _read_name(name: str) -> tuple[Owner, str, str]:
-    """Return the owner, the corpus and the id that a document's name is made of."""
+def split_name(name: str) -> tuple[Owner, str, str]:
+    """Return the owner, the corpus and the id that `name_of` made a document's name of."""
     head, _, document_id = name.partition("/")
     owner, _, corpus = head.rpartition(":")
     return owner or None, corpus, document_id

@@ -39,7 +39,7 @@ async def recognise(
       that is one text is read, of a conversation only texts. is_chat: whether it is a conversation's.
     owner: whose registered documents are looked for, beside everybody's. tenant: of the request.
     """
-    if not served.corpora.has_some_for(owner):
+    if served.learned is None and not served.corpora.has_some_for(owner):
         return None
     try:
         written = await _write_chat(said, served) if is_chat else _write_completion(said)
@@ -79,7 +79,10 @@ def _is_text(message: Mapping[str, Any]) -> bool:
 def _find(
     written: WrittenPrompt, special: bool, owner: str | None, tenant: str | None, served: Served
 ) -> BackendRequest | None:
-    spans = served.corpora.find(owner, written.text)[:MOST_NAMED_DOCUMENTS]
+    spans = served.corpora.find(owner, written.text)
+    if served.learned is not None and served.learned.learn(owner, written.text, spans):
+        spans = served.corpora.find(owner, written.text)
+    spans = spans[:MOST_NAMED_DOCUMENTS]
     if not spans:
         return None
     tokens = served.backend.tokenize(written.text, special)

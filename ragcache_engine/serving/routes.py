@@ -23,6 +23,7 @@ from ragcache_engine.checks import (
     require_text,
     shown,
 )
+from ragcache_engine.corpora.learned import LearnedDocuments
 from ragcache_engine.corpora.registered import Corpora
 from ragcache_engine.daemon_threads import DaemonThreads
 from ragcache_engine.errors import (
@@ -140,7 +141,8 @@ class Served:
       server behind the doors would fail at it.
     tokenizers: the threads that texts are tokenised in. vLLM's server needs its loop's own.
     contexts: remembers behind what the documents of the latest prompts are stored.
-    corpora: the documents that clients registered.
+    corpora: the documents that clients registered. learned: registers others that recur; None: nothing
+      does.
     write_chat: returns the prompt that the server behind the doors makes of the body of a chat request.
       Raises anything if it makes none.
     beginnings: how the latest prompts with registered documents began.
@@ -164,6 +166,7 @@ class Served:
     contexts: KnownContexts = field(default_factory=KnownContexts)
     reasoning_parser: str | None = None
     corpora: Corpora = field(default_factory=Corpora)
+    learned: LearnedDocuments | None = None
     write_chat: WriteChat | None = None
     beginnings: Beginnings = field(default_factory=Beginnings)
     note_prompt: Callable[[BackendRequest], Awaitable[None]] = _ignore
@@ -175,6 +178,8 @@ class Served:
         """Forget documents. Raises RequestTimedOut."""
         self.contexts.forget(document_ids)
         self.beginnings.forget(document_ids)
+        if self.learned is not None:
+            self.learned.forget(document_ids)
         forgetting = self.backend.forget(document_ids)
         await _end_in_time(forgetting, UPKEEP_S, _too_late("forget these documents"))
 

@@ -24,6 +24,10 @@ CORPORA_FOLDER = "RAGCACHE_CORPORA"
 """A folder of files NAME.jsonl: the corpora that are everybody's from the start."""
 
 
+LEARN = "RAGCACHE_LEARN_DOCUMENTS"
+"""With 1, texts that recur in a tenant's prompts become documents by themselves."""
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """How much one request, and all of them together, may take.

@@ -132,13 +132,15 @@ def test_keys_and_limits_travel_in_the_environment(
     keys = tmp_path / "keys.toml"
     keys.write_text('[tenants]\nshop = ["the key of the shop"]\n')
     limits = ("--max-body", "1MiB", "--max-requests", "9", "--max-corpora", "2MiB")
+    limits += ("--learn-documents",)
     words = shown(capsys, demo_model, "--keys", str(keys), *limits, "--show")
-    assert words[:5] == [
+    assert words[:6] == [
         "env",
         f"RAGCACHE_KEYS={keys}",
         "RAGCACHE_MAX_BODY=1048576",
         "RAGCACHE_MAX_REQUESTS=9",
         "RAGCACHE_MAX_CORPORA=2097152",
+        "RAGCACHE_LEARN_DOCUMENTS=1",
     ]
     assert "the key of the shop" not in " ".join(words)
 

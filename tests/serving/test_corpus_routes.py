@@ -12,6 +12,7 @@ from typing import Any
 import httpx2
 import pytest
 from http_servers import OPERATOR, PRESS, SHOP, MemoryServer, serve
+from made_up_pages import PAGES, numbered, page
 from waiting import eventually
 
 from ragcache_engine.backends.memory import MemoryBackend
@@ -413,3 +414,44 @@ def test_a_wish_that_is_not_understood_is_refused(server, said):
     )
     assert sent.status_code == 400
     assert "borrows nothing" in sent.json()["error"]["message"]
+
+
+@pytest.fixture
+def learning(keys_file: Path) -> Iterator[MemoryServer]:
+    with serve(Forgetting(), keys_file=keys_file, learns=True) as server:
+        yield server
+
+
+def test_texts_that_recur_become_documents_of_their_tenant_alone(learning):
+    found = [
+        documents_in(seen(learning, prompt=numbered(*(PAGES[page] for page in pages))))
+        for pages in ((0, 1, 2), (3, 2, 1), (4, 1, 2))
+    ]
+    assert [len(names) for names in found] == [0, 2, 2]
+    assert set(found[1]) == set(found[2])
+    assert all(name.startswith("shop:learned/") for name in found[2])
+    assert documents_in(seen(learning, PRESS, prompt=numbered(PAGES[1], PAGES[2]))) == []
+    assert ask(learning, "GET").json()["learned"]["documents"] == 2
+    assert ask(learning, "GET", key=PRESS).json() == {}
+
+
+def test_what_was_learned_can_be_looked_at_and_forgotten(learning):
+    for pages in ((0, 1), (2, 1)):
+        seen(learning, prompt=numbered(*(PAGES[page] for page in pages)))
+    [listed] = ask(learning, "GET", "/learned").text.splitlines()
+    name = json.loads(listed)["id"]
+    assert ask(learning, "GET", f"/learned/documents/{name}").json()["text"] == PAGES[1]
+    assert ask(learning, "DELETE", "/learned").json() == {"removed": 1}
+    assert learning.backend.forgotten == [f"shop:learned/{name}"]
+    assert documents_in(seen(learning, prompt=numbered(PAGES[3], PAGES[1]))) == []
+
+
+def test_a_conversations_own_turns_are_no_documents(learning):
+    said = [{"role": "user", "content": numbered(PAGES[0], PAGES[1])}]
+    for turn in range(3):
+        assert documents_in(seen(learning, path="chat/completions", messages=said)) == []
+        said += [
+            {"role": "assistant", "content": f"Because. {page()}"},
+            {"role": "user", "content": f"And then, {turn}? {page()}"},
+        ]
+    assert ask(learning, "GET").json() == {}

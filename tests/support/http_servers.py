@@ -19,6 +19,7 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from ragcache_engine.chat import check_messages
+from ragcache_engine.corpora.learned import LearnedDocuments
 from ragcache_engine.corpora.registered import Corpora
 from ragcache_engine.errors import RefusedMessages
 from ragcache_engine.protocols import Backend, BackendRequest, Conversation
@@ -112,11 +113,13 @@ def serve(
     reasoning_parser: str | None = None,
     reuse: Mapping[str, Any] | None = None,
     corpora: Corpora | None = None,
+    learns: bool = False,
     note_prompt: Callable[[BackendRequest], Awaitable[None]] | None = None,
     port: int = 0,
 ) -> Iterator[MemoryServer]:
-    """Serve a backend until the block ends. port: 0 for any."""
+    """Serve a backend until the block ends. learns: texts that recur. port: 0 for any."""
     keys = Keys(keys_file, operator_key)
+    corpora = corpora or Corpora()
     served: list[Served] = []
     seen: list[dict[str, Any]] = []
     headers: list[dict[str, str]] = []
@@ -135,7 +138,8 @@ def serve(
                         tool_parser,
                         reuse=reuse or {},
                         reasoning_parser=reasoning_parser,
-                        corpora=corpora or Corpora(),
+                        corpora=corpora,
+                        learned=LearnedDocuments(corpora) if learns else None,
                         write_chat=write_chat,
                         **({"note_prompt": note_prompt} if note_prompt else {}),
                     )

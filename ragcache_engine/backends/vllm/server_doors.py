@@ -22,6 +22,7 @@ from ragcache_engine.backends.vllm.budget import TierBudget
 from ragcache_engine.backends.vllm.installed import require_vllm
 from ragcache_engine.backends.vllm.request_bodies import require_readable, write_chat
 from ragcache_engine.backends.vllm.tiers.settings import TierSettings
+from ragcache_engine.corpora.learned import LearnedDocuments
 from ragcache_engine.corpora.registered import Corpora
 from ragcache_engine.daemon_threads import DaemonThreads
 from ragcache_engine.observing.metrics import SampleCollector, sample_corpora, sample_idle_work
@@ -34,6 +35,7 @@ from ragcache_engine.serving.routes import TOKENIZED_AT_ONCE, Served
 from ragcache_engine.serving.settings import (
     CORPORA_FOLDER,
     KEYS_FILE,
+    LEARN,
     OPERATOR_KEY,
     read_limits,
 )
@@ -50,6 +52,7 @@ class ServerDoors(Doors):
         limits = read_limits(os.environ)
         super().__init__(app, limits, self._read_keys, self._serve)
         self._corpora = Corpora(limits.corpora_bytes)
+        self._learned = LearnedDocuments(self._corpora) if os.environ.get(LEARN) == "1" else None
         self._served: Served | None = None
         self._keys: Keys | None = None
 
@@ -80,14 +83,15 @@ class ServerDoors(Doors):
     async def _serve(self, scope: Scope) -> Served:
         """Return what is served: vLLM has no engine yet when it makes its middleware."""
         if self._served is None:
-            self._served = serve_engine(scope["app"].state, self._corpora)
+            self._served = serve_engine(scope["app"].state, self._corpora, self._learned)
         return self._served
 
 
-def serve_engine(state: Any, corpora: Corpora) -> Served:
+def serve_engine(state: Any, corpora: Corpora, learned: LearnedDocuments | None) -> Served:
     """Make a backend on the engine of vLLM's server.
 
-    state: what the server's app keeps. corpora: where its clients register documents.
+    state: what the server's app keeps. corpora: where its clients register documents. learned: as in
+      Served.
     vLLM documents none of `state.engine_client`, `.args` and `.online_renderer`, which its routes use;
     tests/backends/server/test_on_vllm.py notices when they move.
     """
@@ -112,6 +116,7 @@ def serve_engine(state: Any, corpora: Corpora) -> Served:
         require_readable=require_readable,
         reasoning_parser=reasoning,
         corpora=corpora,
+        learned=learned,
         write_chat=write,
         tokenizers=tokenizers,
         forgets_documents=settings is not None,
