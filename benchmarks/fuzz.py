@@ -78,6 +78,7 @@ ANSWER_TOKENS = 4
 """Tokens of an answer: the fuzzer is after requests, and not after long answers."""
 
 QUESTION = "Why is the sky blue?"
+TIDES = "The tides rise and fall twice a day, as the moon pulls the oceans."
 _MESSAGES = [{"role": "user", "content": QUESTION}]
 MODEL = "demo"
 _TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
@@ -89,10 +90,23 @@ _OURS = {
     "/tool_calls": messages.ToolCallsBody,
     "/forget": messages.ForgetBody,
     "/tree": messages.TreeBody,
+    "/corpora/sea": messages.CorpusLine,
+    "/corpora/sea/remove": messages.RemoveBody,
+    "/corpora/sea/warm": messages.WarmBody,
 }
 """The bodies of the paths below /ragcache."""
+_PUT = {"/corpora/sea"}
+"""Of these paths, those with another method than POST."""
+_READ = {
+    "/server": ("get",),
+    "/counters": ("get",),
+    "/corpora": ("get",),
+    "/corpora/sea": ("get", "delete"),
+    "/corpora/sea/documents/tides": ("get", "delete"),
+}
+"""The paths that are asked for without a body, and how."""
 _SOUND: dict[str, dict[str, Any]] = {
-    COMPLETIONS: {"prompt": QUESTION},
+    COMPLETIONS: {"prompt": f"{TIDES} {QUESTION}"},
     CHAT: {"messages": _MESSAGES},
     TOKENIZE: {"prompt": QUESTION},
     "/detokenize": {"tokens": [1, 2, 3]},
@@ -110,6 +124,9 @@ _SOUND: dict[str, dict[str, Any]] = {
     },
     "/ragcache/forget": {"document_ids": ["d"]},
     "/ragcache/tree": {},
+    "/ragcache/corpora/sea": {"id": "tides", "text": TIDES},
+    "/ragcache/corpora/sea/remove": {"ids": ["tides"]},
+    "/ragcache/corpora/sea/warm": {},
 }
 """A body that is answered. One field of it at a time is fuzzed, or all: else hardly a body that differs
 from it in several places would get past the first of them."""
@@ -132,6 +149,7 @@ _BROKEN = (b"\xff", b"\x00", b"[" * 3000, b"1e999", b"NaN", b'"\\ud800"', b'{"a"
 """What is put into bodies: no UTF-8, too deep, no numbers, half a character, too much or too little."""
 
 _SERVE = ("--host-cache", "64MiB", "--max-requests", "16", "--reuse", "anywhere")
+_SERVE += ("--learn-documents",)
 _VLLM = (
     *("--dtype", "float32", "--max-model-len", "256", "--kv-cache-memory-bytes", str(100 << 20)),
     *("--enable-auto-tool-choice", "--tool-call-parser", "hermes"),
@@ -351,12 +369,14 @@ def tenants_schema(told: Mapping[str, Any]) -> dict[str, Any]:
             name: {**_SPECIAL, **talk}.get(name, one) for name, one in schema["properties"].items()
         }
         if path:
-            paths[f"/ragcache{path}"] = {
-                "post": _operation(_vary(_SOUND[f"/ragcache{path}"], fields))
-            }
+            method = "put" if path in _PUT else "post"
+            sound = _SOUND[f"/ragcache{path}"]
+            paths[f"/ragcache{path}"] = {method: _operation(_vary(sound, fields))}
         else:
             defined["SamplingOptions"] = _vary({"max_tokens": ANSWER_TOKENS}, fields)
-    paths |= {f"/ragcache/{name}": {"get": _operation()} for name in ("server", "counters")}
+    for path, methods in _READ.items():
+        at = paths.setdefault(f"/ragcache{path}", {})
+        at |= {method: _operation() for method in methods}
     paths["/ragcache/clear"] = {"post": _operation()}
     return {**told, "paths": paths, "components": {"schemas": defined}}
 

@@ -12,7 +12,13 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
-from ragcache_engine.errors import EmptyPrompt, EngineDied, GenerationFailed, PromptTooLong
+from ragcache_engine.errors import (
+    EmptyPrompt,
+    EngineDied,
+    GenerationFailed,
+    InvalidArgument,
+    PromptTooLong,
+)
 from ragcache_engine.requests.intake import PromptIntake
 from ragcache_engine.requests.runner import PreparedRequest
 from ragcache_engine.requests.runtime import Runtime
@@ -28,7 +34,7 @@ LOOKED_UP_AT_ONCE = 16
 2 ms."""
 
 
-OF_ONE_SET = (EmptyPrompt, PromptTooLong, GenerationFailed)
+OF_ONE_SET = (EmptyPrompt, PromptTooLong, InvalidArgument, GenerationFailed)
 """Errors after which all other sets can still be prefilled."""
 
 
@@ -72,16 +78,17 @@ class Prefiller:
         return replace(prepared, request=replace(prepared.request, makes_donors=True))
 
     def prepare_all(
-        self, prefills: Sequence[Prefill], leave_out: Callable[[Prefill, Exception], None]
-    ) -> list[tuple[Prefill, PreparedRequest]]:
-        """Return the requests that prefill these. leave_out: called with each that cannot be, and why."""
+        self, prefills: Sequence[Prefill]
+    ) -> tuple[list[tuple[Prefill, PreparedRequest]], list[tuple[Prefill, Exception]]]:
+        """Return the requests that prefill these, and those that cannot be prefilled, with why."""
         prepared = []
+        left_out: list[tuple[Prefill, Exception]] = []
         for one in prefills:
             try:
                 prepared.append((one, self.prepare(one)))
             except OF_ONE_SET as error:
-                leave_out(one, error)
-        return prepared
+                left_out.append((one, error))
+        return prepared, left_out
 
     def touch_if_cached(self, requests: Sequence[PreparedRequest]) -> list[bool]:
         """Return which requests need not run, as some tier holds all that they would compute.
@@ -160,7 +167,9 @@ def prefill_all(prefills: Sequence[Prefill], prefiller: Prefiller, *, progress: 
 
         for start in range(0, len(prefills), LOOKED_UP_AT_ONCE):
             part = prefills[start : start + LOOKED_UP_AT_ONCE]
-            prepared = prefiller.prepare_all(part, leave_out)
+            prepared, left_out = prefiller.prepare_all(part)
+            for one in left_out:
+                leave_out(*one)
             held = prefiller.touch_if_cached([request for _, request in prepared])
             for (prefill, request), is_held in zip(prepared, held, strict=True):
                 if is_held:
@@ -200,7 +209,9 @@ async def prefill_all_async(
         async def look_up_more() -> None:
             nonlocal warmed
             while not missing and (part := list(islice(waiting, LOOKED_UP_AT_ONCE))):
-                prepared = await apart(partial(prefiller.prepare_all, part, leave_out))
+                prepared, left_out = await apart(partial(prefiller.prepare_all, part))
+                for prefill, error in left_out:
+                    leave_out(prefill, error)
                 held = await prefiller.atouch_if_cached([request for _, request in prepared])
                 for one, is_held in zip(prepared, held, strict=True):
                     if is_held:
