@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import stat
+import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -17,9 +20,13 @@ from ragcache_cli.errors import CommandError
 from ragcache_cli.folders import OTHER_HOME, cache_home, make_folder, naming, replace_folder
 from ragcache_cli.index_serving import load_served
 from ragcache_cli.terminal import Phases
+from ragcache_engine import RAGCacheError
 from ragcache_engine.corpora import Registered, ServerCorpora
 from ragcache_engine.corpora.client import write_lines
 from ragcache_engine.visible import quoted, visible
+
+WATCH_S = 2.0
+"""Seconds between two looks at a folder."""
 
 _NOT_IN_NAMES = re.compile(r"[^\w.-]+", re.ASCII)
 
@@ -58,6 +65,35 @@ def warm(corpus: str, corpora: ServerCorpora, console: Console) -> None:
     for documents, why in warmed.why:
         names = ", ".join(map(quoted, documents))
         console.print(f"  {escape(names)}: {escape(visible(why))}", soft_wrap=True)
+
+
+def push_changes(
+    path: Path, name: str | None, keep: bool, corpora: ServerCorpora, console: Console
+) -> None:
+    """Push whenever a file of a folder has changed, until the process is interrupted.
+
+    What goes wrong on the way is said, and tried again.
+    """
+    pushed: dict[str, tuple[int, int]] | None = None
+    while True:
+        if (files := look_at_files(path)) != pushed:
+            try:
+                push(path, name, keep, corpora, console)
+                pushed = files
+            except (CommandError, RAGCacheError) as error:
+                console.print(f"{visible(str(error))}; trying again", markup=False, soft_wrap=True)
+        time.sleep(WATCH_S)
+
+
+def look_at_files(path: Path) -> dict[str, tuple[int, int]]:
+    """Return what tells whether a file, or one in a folder, has changed: times and sizes."""
+    paths = [path] if path.is_file() else path.rglob("*")
+    found = {}
+    for one in paths:
+        with suppress(OSError):  # removed meanwhile
+            if stat.S_ISREG((told := one.stat()).st_mode):
+                found[str(one)] = told.st_mtime_ns, told.st_size
+    return found
 
 
 def write_corpora(paths: Sequence[Path], console: Console) -> Path:

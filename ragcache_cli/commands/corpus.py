@@ -40,6 +40,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--name", metavar="NAME", help="of the corpus (default: the folder's own name)"
     )
     push.add_argument(
+        "--watch", action="store_true", help="go on, and push again whenever a file has changed"
+    )
+    push.add_argument(
         "--keep", action="store_true", help="leave other documents of the corpus there"
     )
     _add_server(push)
@@ -82,5 +85,6 @@ def run(parsed: argparse.Namespace, console: Console) -> int:
     elif parsed.action == "remove":
         console.print(f"Removed {corpora.remove(parsed.name):,} documents")
     else:
-        corpus_pushing.push(parsed.documents, parsed.name, parsed.keep, corpora, console)
+        push = corpus_pushing.push_changes if parsed.watch else corpus_pushing.push
+        push(parsed.documents, parsed.name, parsed.keep, corpora, console)
     return 0

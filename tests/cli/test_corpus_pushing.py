@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator
 from io import StringIO
@@ -12,6 +13,7 @@ import pytest
 from http_servers import MemoryServer, serve
 from rich.console import Console
 
+from ragcache_cli import corpus_pushing
 from ragcache_cli.corpus_pushing import read_documents, write_corpora
 from ragcache_cli.errors import CommandError
 from ragcache_cli.main import main
@@ -49,6 +51,32 @@ def test_a_file_of_lines_is_pushed_listed_and_removed(lines, server, capsys):
     assert "the-sea" in capsys.readouterr().out
     assert main(["corpus", "remove", "the-sea", *to]) == 0
     assert "Removed 1 documents" in capsys.readouterr().out
+
+
+def test_a_watched_file_is_pushed_again_when_it_has_changed(lines, server, capsys, monkeypatch):
+    changes = iter(
+        [
+            lambda: None,
+            lambda: lines.write_text(json.dumps({"id": "salt", "text": f"{SALT} Again."})),
+            lambda: lines.write_text("no JSON"),
+            lambda: lines.write_text(json.dumps({"id": "tides", "text": SALT})),
+        ]
+    )
+
+    def change_instead_of_waiting(seconds: float) -> None:
+        if (change := next(changes, None)) is None:
+            raise KeyboardInterrupt
+        change()
+
+    monkeypatch.setattr(corpus_pushing.time, "sleep", change_instead_of_waiting)
+    told = ["corpus", "push", str(lines), "--watch", "--server", server.url]
+    with contextlib.suppress(KeyboardInterrupt):
+        main(told)
+    said = capsys.readouterr().out.splitlines()
+    said = [line for line in said if line.startswith("The corpus") or "trying again" in line]
+    told = ["1 added", "1 changed", "no JSON", "1 added, 0 changed, 1 removed"]
+    assert len(said) == len(told), "nothing is pushed while nothing has changed"
+    assert all(what in line for what, line in zip(told, said, strict=True))
 
 
 def test_a_corpus_is_warmed_once_a_question_was_asked(lines, server, capsys):
