@@ -63,8 +63,7 @@ class OpenAIAnswer:
 def rewrite_answer(body: bytes, *, is_private: bool) -> bytes:
     """Return an answer of vLLM's server with what it says of reuse, and, if private, without counters.
 
-    "ragcache": {"approximate": ..., "borrowed_tokens": ..., "recomputed_tokens": ...}. Borrowed tokens
-    are no `cached_tokens`, which are those that were cached exactly.
+    "ragcache": {"approximate": ..., "borrowed_tokens": ..., "recomputed_tokens": ...}.
     """
     try:
         said = json.loads(body)
@@ -74,10 +73,7 @@ def rewrite_answer(body: bytes, *, is_private: bool) -> bytes:
     except (ValueError, TypeError, KeyError, AttributeError):
         return body
     with suppress(ValueError, TypeError, KeyError, AttributeError):
-        said[FIELD] = told = _tell_reuse(ours.get("reuse"))
-        details = said["usage"]["prompt_tokens_details"]
-        if told["approximate"] and details:
-            details["cached_tokens"] = sum(ours["tokens"].values())  # those that are exact
+        said[FIELD] = _tell_reuse(ours.get("reuse"))
     return json.dumps(said).encode()
 
 

@@ -20,12 +20,11 @@ BORROWED = ReuseReport(
 )
 
 
-def answer(reuse: ReuseReport | None = None, cached_tokens: int = 0) -> dict[str, Any]:
+def answer(reuse: ReuseReport | None = None) -> dict[str, Any]:
     ours = {"tokens": {"device": 64}, "counters": {"x": 1}}
     if reuse:
         ours["reuse"] = reuse.to_dict()
-    usage = {"prompt_tokens_details": {"cached_tokens": cached_tokens}}
-    return {"kv_transfer_params": {"ragcache": ours}, "usage": usage}
+    return {"kv_transfer_params": {"ragcache": ours}}
 
 
 def rewritten(said: dict[str, Any], *, is_private: bool = True) -> dict[str, Any]:
@@ -69,13 +68,6 @@ def test_an_answer_says_whether_it_is_an_approximation_and_what_it_borrowed():
         "borrowed_tokens": 0,
         "recomputed_tokens": 0,
     }
-
-
-def test_borrowed_tokens_are_no_cached_tokens():
-    told = rewritten(answer(BORROWED, cached_tokens=192))
-    assert told["usage"]["prompt_tokens_details"]["cached_tokens"] == 64
-    told = rewritten(answer(cached_tokens=192))
-    assert told["usage"]["prompt_tokens_details"]["cached_tokens"] == 192
 
 
 @pytest.mark.parametrize(

@@ -124,6 +124,29 @@ def test_a_stream_says_in_its_head_that_it_may_be_an_approximation(server: RealS
     assert [*raw.parse()]
 
 
+def test_borrowed_tokens_are_no_cached_tokens_in_a_stream_either(
+    server: RealServer, own: ServerCorpora
+):
+    chat(server, asked(0, 1), PRESS)
+    own.warm("own")
+    made = client_of(server, PRESS).chat.completions
+    question: Any = {"role": "user", "content": asked(4, 2, 1)}
+    pieces = made.create(
+        model="smol",
+        messages=[question],
+        max_tokens=4,
+        stream=True,
+        stream_options={"include_usage": True},
+    )
+    *_, last = pieces
+    told = reuse_of(chat(server, asked(4, 1, 2), PRESS))
+    assert told["borrowed_tokens"] > 200
+    assert last.usage is not None
+    assert last.usage.prompt_tokens_details is not None
+    exact = last.usage.prompt_tokens_details.cached_tokens
+    assert exact + told["borrowed_tokens"] < last.usage.prompt_tokens
+
+
 def test_tools_change_the_prompt_and_documents_are_found_in_it_all_the_same(server: RealServer):
     tool: Any = {
         "type": "function",
