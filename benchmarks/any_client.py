@@ -57,7 +57,7 @@ ORDER = [*(f"{name} (Python)" for name in PYTHON), *(f"{name} (Node)" for name i
 
 COMPUTED = 'ragcache_prompt_tokens_total{source="computed"}'
 RECOGNISED = "ragcache_recognised_documents_total"
-WAITING = "ragcache_unprepared_prompts", "ragcache_unprepared_documents"
+WAITING = "ragcache_unprepared_prompts"
 MOST_REST_S = 20.0
 SMALL = ("--dtype", "float32", "--max-model-len", "2048", "--served-model-name", MODEL)
 
@@ -106,7 +106,7 @@ class Server:
     def rest(self) -> None:
         """Wait until it has nothing to prepare."""
         deadline = time.monotonic() + MOST_REST_S
-        while time.monotonic() < deadline and any(map(self.figures().get, WAITING)):
+        while time.monotonic() < deadline and self.figures().get(WAITING):
             time.sleep(0.2)
 
 

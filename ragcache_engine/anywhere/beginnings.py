@@ -19,8 +19,8 @@ MOST_BEGINNINGS, MOST_BYTES = 64, 32 << 20
 SEPARATOR = "\n\n"
 """Stands between two documents where nothing else is known to."""
 
-LONGEST_SEPARATOR = 200
-"""So many characters before a document are kept of what stands between two."""
+LONGEST_SEPARATOR = 40
+"""What stands between two documents has at most so many characters."""
 
 T = TypeVar("T")
 
@@ -47,12 +47,9 @@ class Beginning(NamedTuple):
             return None
         first, text = spans[0], prompt.text
         separator = text[first.end : spans[1].start] if len(spans) > 1 else SEPARATOR
-        return cls(
-            text[: first.end],
-            first,
-            separator[-LONGEST_SEPARATOR:],
-            request.options.add_special_tokens,
-        )
+        if len(separator) > LONGEST_SEPARATOR:  # another document stands there, which nobody knows
+            separator = SEPARATOR
+        return cls(text[: first.end], first, separator, request.options.add_special_tokens)
 
     @property
     def first(self) -> Document:
@@ -96,9 +93,13 @@ def sets_of_each(documents: Sequence[T], *, borrows: bool) -> list[list[T]]:
 
 
 class Beginnings:
-    """The beginnings of the latest prompts, by tenant. Not safe to share between threads."""
+    """The beginnings of the latest prompts, by tenant. Not safe to share between threads.
+
+    forgets: how often documents were forgotten. A prompt that began before is noted no more.
+    """
 
     def __init__(self) -> None:
+        self.forgets = 0
         self._latest: LatestItems[str | None, Beginning] = LatestItems(
             MOST_BYTES, lambda _, one: getsizeof(one.text), most=MOST_BEGINNINGS
         )
@@ -119,6 +120,7 @@ class Beginnings:
 
     def forget(self, document_ids: Iterable[str]) -> None:
         """Remember no prompt that begins with one of these documents."""
+        self.forgets += 1
         doomed = set(document_ids)
         for tenant, beginning in list(self._latest.items()):
             if beginning.span.document_id in doomed:

@@ -108,6 +108,7 @@ class ServerCorpora:
         corpus: str,
         document_ids: Sequence[str] | None = None,
         *,
+        cache_salt: str | None = None,
         done: Callable[[int, int], None] | None = None,
     ) -> CorpusWarmed:
         """Compute documents now, so that the first questions about them are answered sooner.
@@ -115,10 +116,14 @@ class ServerCorpora:
         They are computed behind the beginning of the latest prompt that had a registered document, so ask
         one question first. A server that reuses documents at any position stores each as it is borrowed;
         any other, for prompts that begin with it.
-        document_ids: which documents; None: all. done: called with how many are done, of how many.
-        Raises UnknownTemplate before any question, UnknownDocument, KeyRefused, ServerUnreachable.
+        document_ids: which documents; None: all. cache_salt: as the prompts have it that are to find
+        them. done: called with how many are done, of how many.
+        Raises UnknownTemplate before any question, UnknownDocument, KeyRefused, ServerBusy while others
+        are being warmed, ServerUnreachable.
         """
-        body = {} if document_ids is None else {"ids": [*document_ids]}
+        body: dict[str, Any] = {} if document_ids is None else {"ids": [*document_ids]}
+        if cache_salt is not None:
+            body["cache_salt"] = cache_salt
         told: dict[str, Any] = {}
         with closing(self._connection.lines("POST", f"{_path(corpus)}/warm", body)) as lines:
             for told in lines:

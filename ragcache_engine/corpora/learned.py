@@ -7,7 +7,7 @@ from threading import Lock
 
 from ragcache_engine.corpora.document import Change, Registered, digest_of
 from ragcache_engine.corpora.recurring import RecurringTexts
-from ragcache_engine.corpora.registered import Corpora, Owner, name_of, split_name
+from ragcache_engine.corpora.registered import DOCUMENT_BYTES, Corpora, Owner, split_name
 from ragcache_engine.errors import CorpusTooLarge
 from ragcache_engine.latest_items import LatestItems
 from ragcache_engine.prompt import Span
@@ -15,48 +15,48 @@ from ragcache_engine.prompt import Span
 CORPUS = "learned"
 """The corpus that a tenant's recurring texts stand in, where it can look at them and remove them."""
 
-MOST_BYTES = 64 << 20
-"""How much the texts of all tenants take; the longest unused are registered no more."""
+MOST_BYTES, LEFT_TO_CLIENTS = 256 << 20, 4
+"""How much the texts of all tenants take, and at most the share of one in so many of the room for all
+registered documents; the longest unused are registered no more."""
 
 
 class LearnedDocuments:
     """Texts that were seen to recur. Any thread may call its methods.
 
-    corpora: where they are registered. Those that go because others came are owed there, to be forgotten.
+    corpora: where they are registered.
     """
 
     def __init__(self, corpora: Corpora) -> None:
         self._corpora = corpora
         self._recurring = RecurringTexts()
         self._known: LatestItems[tuple[Owner, str], int] = LatestItems(
-            MOST_BYTES, lambda _, size_bytes: size_bytes, on_drop=self._drop
+            min(MOST_BYTES, corpora.most_bytes // LEFT_TO_CLIENTS),
+            lambda _, size_bytes: size_bytes,
+            on_drop=self._drop,
         )
-        self._dropped: set[str] = set()  # and not yet forgotten
         self._lock = Lock()
 
-    def learn(self, owner: Owner, prompt: str, spans: Sequence[Span]) -> bool:
+    def learn(self, owner: Owner, tenant: str | None, prompt: str, spans: Sequence[Span]) -> bool:
         """Remember a prompt; return whether texts were registered that recur in it.
 
-        spans: the documents in it that are registered already, in order.
+        owner: whose documents they become. tenant: of the prompt; it is compared with others of this one
+        alone, as an owner may keep its users apart. spans: the documents in it that are registered
+        already, in order.
         """
         with self._lock:
             self._touch(owner, spans)
             taken = [(span.start, span.end) for span in spans]
-            new = [
-                self._register(owner, text) for text in self._recurring.add(owner, prompt, taken)
-            ]
+            found = self._recurring.add((owner, tenant), prompt, taken)
+            new = [self._register(owner, text) for text in found]
         return any(new)
 
-    def forget(self, names: Iterable[str]) -> None:
-        """Remember no prompt of those whose documents these are, by their names in the knowledge tree.
+    def forget_prompts(self, owner: Owner) -> None:
+        """Remember no prompt of this owner.
 
-        Otherwise a text that somebody removed would be learned again from what was remembered before.
+        Otherwise a text that it removed would be learned again from what was remembered before.
         """
         with self._lock:
-            asked = set(names) - self._dropped
-            self._dropped.difference_update(names)
-            for owner in {split_name(name)[0] for name in asked}:
-                self._recurring.forget(owner)
+            self._recurring.forget(lambda key: key[0] == owner)
 
     def _touch(self, owner: Owner, spans: Iterable[Span]) -> None:
         for span in spans:
@@ -68,13 +68,14 @@ class LearnedDocuments:
         document_id = digest_of(text).hex()
         try:
             change = self._corpora.put(owner, CORPUS, Registered(document_id, text))
-        except CorpusTooLarge:  # what clients registered goes first
+        except CorpusTooLarge:
             return False
-        self._known[owner, document_id] = len(text.encode("utf-8", "surrogatepass"))
+        size_bytes = DOCUMENT_BYTES + len(text.encode("utf-8", "surrogatepass"))
+        self._known[owner, document_id] = size_bytes
         self._known.touch((owner, document_id))
         return change is Change.ADDED
 
     def _drop(self, key: tuple[Owner, str], size_bytes: int) -> None:
+        # Its name is its text's digest, so what is stored of it is never another text's.
         owner, document_id = key
-        if self._corpora.remove(owner, CORPUS, [document_id]):
-            self._dropped.add(name_of(owner, CORPUS, document_id))
+        self._corpora.remove(owner, CORPUS, [document_id], owes=False)

@@ -7,8 +7,9 @@ are compared to both sides, as far as they are equal.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import count
+from typing import Any
 
 import numpy as np
 
@@ -30,10 +31,13 @@ ONE_IN, ANCHOR_BYTES, MOST_ANCHOR_BYTES = 64, 250, 64 << 20
 SHORT_LINE = 32
 """A last line of fewer characters is what stands behind a text, such as "[2] " or "Question:"."""
 
+FIRST_STEP = 64
+"""So many characters are compared first, twice as many then."""
+
 MOST_COMPARED = 64
 """With so many earlier prompts one is compared at most."""
 
-Owner = Hashable
+Owner = Any
 
 
 class RecurringTexts:
@@ -64,9 +68,9 @@ class RecurringTexts:
         self._prompts[owner, number] = prompt
         return found
 
-    def forget(self, owner: Owner) -> None:
-        """Remember no prompt of this owner."""
-        for key in [key for key in self._prompts if key[0] == owner]:
+    def forget(self, is_doomed: Callable[[Owner], bool]) -> None:
+        """Remember no prompt of these owners."""
+        for key in [key for key in self._prompts if is_doomed(key[0])]:
             del self._prompts[key]
 
     def _find(
@@ -89,15 +93,19 @@ class RecurringTexts:
             if other is None or (before[0] not in shared and len(shared) >= MOST_COMPARED):
                 continue
             if before[0] not in shared:
-                shared[before[0]] = count_equal(prompt, other)
+                shared[before[0]] = count_equal(prompt, 0, other, 0, len(prompt))
             if before[1] == at < shared[before[0]]:
                 continue  # a turn of the same conversation, or the same instructions
-            start = at - count_equal(prompt[free:at][::-1], other[: before[1]][::-1])
-            reached = at + count_equal(prompt[at:begin], other[before[1] :])
+            start = at - count_equal_before(prompt, at, other, before[1], at - free)
+            ahead = count_equal(prompt, at, other, before[1], begin - at)
+            reached = at + ahead
             text = trim(prompt[start:reached])
             # What came behind it may be equal by chance, as far as the next text's first letters.
             free = max(free, prompt.index(text, start) + len(text))
-            if len(text) >= LEAST_CHARACTERS:
+            # Both times near the beginning, as behind a date.
+            is_instruction = max(start, before[1] - (at - start)) < LEAST_CHARACTERS
+            is_same_talk = before[1] + ahead == len(other)
+            if len(text) >= LEAST_CHARACTERS and not is_instruction and not is_same_talk:
                 yield text
 
     def _choose(self, prompt: str) -> Iterator[tuple[int, int]]:
@@ -112,26 +120,39 @@ class RecurringTexts:
 
 
 def trim(text: str) -> str:
-    """Return a text without what a chain writes around it by chance alike: numbers, labels, brackets.
+    """Return a text without what stands around it by chance alike: numbers, labels, the end of another.
 
-    That is what stands before its first letter, and a last line that is short.
+    That is a first and a last line that are short, and what stands before its first letter.
     """
+    first, line, rest = text.partition("\n")
+    while line and len(first) < SHORT_LINE:
+        text = rest
+        first, line, rest = text.partition("\n")
     begin = next((at for at, one in enumerate(text) if one.isalpha()), len(text))
     whole, _, last = text.rpartition("\n")
     end = len(whole) if len(last) < SHORT_LINE else len(text)
     return text[begin:end].strip()
 
 
-def count_equal(one: str, other: str) -> int:
-    """Return with how many equal characters two texts begin."""
-    upto, step = 0, 64
-    while one[upto : upto + step] == other[upto : upto + step] and upto < min(len(one), len(other)):
-        upto += step
-        step *= 2
-    upto = min(upto, len(one), len(other))
-    while step > 1:
-        step //= 2
-        part = one[upto : upto + step]
-        if part and part == other[upto : upto + step]:
-            upto += len(part)
+def count_equal(one: str, at: int, other: str, place: int, most: int) -> int:
+    """Return how many characters of two texts are equal from these places on, at most so many."""
+    most = min(most, len(one) - at, len(other) - place)
+    upto, step = 0, FIRST_STEP
+    while upto < most and step:
+        step = min(step, most - upto)
+        is_equal = one[at + upto : at + upto + step] == other[place + upto : place + upto + step]
+        upto += step if is_equal else 0
+        step = step * 2 if is_equal else step // 2
+    return upto
+
+
+def count_equal_before(one: str, at: int, other: str, place: int, most: int) -> int:
+    """Return how many characters of two texts are equal before these places, at most so many."""
+    most = min(most, at, place)
+    upto, step = 0, FIRST_STEP
+    while upto < most and step:
+        step = min(step, most - upto)
+        is_equal = one[at - upto - step : at - upto] == other[place - upto - step : place - upto]
+        upto += step if is_equal else 0
+        step = step * 2 if is_equal else step // 2
     return upto

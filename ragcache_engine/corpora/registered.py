@@ -98,7 +98,7 @@ class Corpora:
     """
 
     def __init__(self, most_bytes: int = 1 << 30) -> None:
-        self._most_bytes = most_bytes
+        self.most_bytes = most_bytes
         self._corpora: dict[Owner, dict[str, _Corpus]] = {}
         self._indexes: dict[Owner, FingerprintIndex[tuple[str, str]]] = {}
         self._powers = Powers()
@@ -147,8 +147,13 @@ class Corpora:
                 self._owe(name)
             return Change.CHANGED if kept else Change.ADDED
 
-    def remove(self, owner: Owner, corpus: str, document_ids: Iterable[str]) -> int:
-        """Register these documents no more; return how many of them were registered."""
+    def remove(
+        self, owner: Owner, corpus: str, document_ids: Iterable[str], *, owes: bool = True
+    ) -> int:
+        """Register these documents no more; return how many of them were registered.
+
+        owes: whether they are to be forgotten; otherwise what is stored of them goes in its time.
+        """
         with self._corpus_of(owner, corpus) as known, self._lock:
             gone = [
                 kept
@@ -159,7 +164,8 @@ class Corpora:
                 self._indexes[owner].remove((corpus, kept.id), kept.digests)
                 self._sizes_bytes[owner] -= kept.size_bytes
                 known.nearness.remove(kept.id)
-                self._owe(name_of(owner, corpus, kept.id))
+                if owes:
+                    self._owe(name_of(owner, corpus, kept.id))
             return len(gone)
 
     def drop(self, owner: Owner, corpus: str) -> int:
@@ -266,7 +272,8 @@ class Corpora:
         with self._lock:
             # Since they were found they may have got another text.
             others = [known.documents[one] for one in near if _may_stand_before(known, one, kept)]
-        return [Document(name_of(owner, corpus, one.id), one.text) for one in others]
+        # Without white space around them, as they are found in prompts.
+        return [Document(name_of(owner, corpus, one.id), one.text.strip()) for one in others]
 
     def has_some_for(self, tenant: str | None) -> bool:
         """Return whether a prompt of this tenant may have a registered document."""
@@ -328,11 +335,11 @@ class Corpora:
     def _require_room(self, owner: Owner, more_bytes: int) -> None:
         if more_bytes <= 0:
             return
-        left = self._most_bytes - self._sizes_bytes.total() - more_bytes
+        left = self.most_bytes - self._sizes_bytes.total() - more_bytes
         own = self._sizes_bytes[owner] + more_bytes
         if left < 0 or (owner is not None and own > LEFT_FREE * left):
             raise CorpusTooLarge(
-                f"there is no room for more documents: the server keeps {_mib(self._most_bytes)} of them "
+                f"there is no room for more documents: the server keeps {_mib(self.most_bytes)} of them "
                 f"for all its clients, {_mib(self._sizes_bytes[owner])} are yours already, and this one "
                 f"takes {_mib(more_bytes)}; remove some, or start the server with a larger --max-corpora"
             )

@@ -48,11 +48,10 @@ from ragcache_engine.fleet_serving.wire import (
     ReplicaLost,
     Replicas,
 )
-from ragcache_engine.serving.doors import FREE_PATHS, Doors, is_corpus, read_key, refusal
+from ragcache_engine.serving.doors import FREE_PATHS, Doors, Taken, is_corpus, read_key, refusal
 from ragcache_engine.serving.keys import Caller, Keys
 from ragcache_engine.serving.messages import PREFIX, error_to_json
 from ragcache_engine.serving.openai_bodies import CHAT, COMPLETIONS, count_answers
-from ragcache_engine.serving.room import Place
 from ragcache_engine.serving.routes import Served
 from ragcache_engine.serving.settings import Limits
 
@@ -113,18 +112,9 @@ class FleetDoors(Doors):
         self._looked_s = -inf
         self._is_well = False
 
-    async def _pass(
-        self,
-        path: str,
-        caller: Caller,
-        body: bytes,
-        place: Place | None,
-        scope: Scope,
-        receive: Receive,
-        send: Send,
-    ) -> None:
+    async def _pass(self, taken: Taken, scope: Scope, receive: Receive, send: Send) -> None:
         """Have a replica answer, until the reader leaves."""
-        answering = asyncio.ensure_future(self._answer(path, caller, body, place, scope, send))
+        answering = asyncio.ensure_future(self._answer(taken, scope, send))
         leaving = asyncio.ensure_future(_wait_until_left(receive))
         try:
             await asyncio.wait({answering, leaving}, return_when=asyncio.FIRST_COMPLETED)
@@ -136,15 +126,8 @@ class FleetDoors(Doors):
             await asyncio.gather(answering, leaving, return_exceptions=True)
         return None
 
-    async def _answer(
-        self,
-        path: str,
-        caller: Caller,
-        body: bytes,
-        place: Place | None,
-        scope: Scope,
-        send: Send,
-    ) -> None:
+    async def _answer(self, taken: Taken, scope: Scope, send: Send) -> None:
+        path, caller, body, place = taken
         said = _read_object(body)
         if place is not None:
             place.widen(count_answers(said))

@@ -30,10 +30,12 @@ from starlette.types import Receive
 
 from ragcache_engine.checks import require_short_text, require_text
 from ragcache_engine.corpora.document import Change, Registered, require_corpus_name
+from ragcache_engine.corpora.learned import CORPUS as LEARNED
 from ragcache_engine.corpora.registered import Corpora, ListedDocument
 from ragcache_engine.errors import (
     BadRequest,
     ConfigError,
+    OperatorsOnly,
     RequestTooLarge,
     RequestTooSlow,
 )
@@ -105,15 +107,22 @@ class CorpusRoutes:
                 documents = await run(partial(corpora.documents, owner, name))
                 return StreamingResponse(_list_documents(documents), media_type=LINES)
             case "DELETE", "":
-                return await self._remove(partial(corpora.drop, owner, name), served)
+                return await self._remove(owner, partial(corpora.drop, owner, name), served)
             case "POST", "remove":
                 ids = parse_body(RemoveBody, body).ids
-                return await self._remove(partial(corpora.remove, owner, name, ids), served)
+                return await self._remove(owner, partial(corpora.remove, owner, name, ids), served)
             case "POST", "warm":
-                wanted = parse_body(WarmBody, body or b"{}").ids
-                warming = await run(partial(CorpusWarming, owner, name, wanted, served))
+                said = parse_body(WarmBody, body or b"{}")
+                tenant = caller.tenant_for(said.cache_salt)
+                make = partial(CorpusWarming, owner, tenant, name, said.ids, served)
+                warming = await run(make)
                 return StreamingResponse(_write_lines(warming.lines()), media_type=LINES)
             case "GET", _ if is_one:
+                if name == LEARNED and owner is None:
+                    raise OperatorsOnly(
+                        "what was learned from prompts of callers without a tenant is shown to nobody: "
+                        "they are not one person's"
+                    )
                 found = await run(partial(corpora.document, owner, name, document_id))
                 return JSONResponse(
                     {"id": found.id, "text": found.text, "metadata": dict(found.metadata)}
@@ -121,12 +130,16 @@ class CorpusRoutes:
             case "DELETE", _ if is_one:
                 await run(partial(corpora.document, owner, name, document_id))
                 remove = partial(corpora.remove, owner, name, [document_id])
-                return await self._remove(remove, served)
+                return await self._remove(owner, remove, served)
         return JSONResponse({"error": {"message": f"there is no {method} {CORPORA}{rest}"}}, 404)
 
-    async def _remove(self, remove: Callable[[], int], served: Served) -> Response:
-        """Remove documents, and let nothing stay stored of them."""
+    async def _remove(
+        self, owner: str | None, remove: Callable[[], int], served: Served
+    ) -> Response:
+        """Remove documents, and let nothing stay stored of them, or be learned again from before."""
         removed = await served.tokenizers.run(remove)
+        if served.learned is not None:
+            await served.tokenizers.run(partial(served.learned.forget_prompts, owner))
         await served.forget_owed()
         return JSONResponse({"removed": removed})
 

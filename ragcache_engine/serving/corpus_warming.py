@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncGenerator, Iterator, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -15,6 +15,7 @@ from ragcache_engine.corpora.registered import Corpora, name_of
 from ragcache_engine.errors import (
     GenerationFailed,
     PromptTooLong,
+    ServerBusy,
     UnknownDocument,
     UnknownTemplate,
 )
@@ -43,15 +44,23 @@ class _Done(NamedTuple):
 class CorpusWarming:
     """Prefills the documents of a corpus behind the beginning of its tenant's latest prompt.
 
-    owner: whose the corpus is, and whose prompts are to find its tensors. document_ids: which documents;
-    None: all. Raises UnknownDocument for one that the corpus has not, or a corpus that is empty;
-    UnknownTemplate before any prompt of the owner had a registered document.
+    owner: whose the corpus is. tenant: whose prompts are to find its tensors. document_ids: which
+    documents; None: all.
+    Raises UnknownDocument for one that the corpus has not, or a corpus that is empty; UnknownTemplate
+    before any prompt of the tenant had a registered document; ServerBusy while others of the tenant are
+    being warmed.
     """
 
     def __init__(
-        self, owner: str | None, corpus: str, document_ids: Sequence[str] | None, served: Served
+        self,
+        owner: str | None,
+        tenant: str | None,
+        corpus: str,
+        document_ids: Sequence[str] | None,
+        served: Served,
     ) -> None:
-        self._owner, self._corpus, self._served = owner, corpus, served
+        self._owner, self._tenant = owner, tenant
+        self._corpus, self._served = corpus, served
         corpora = served.corpora
         known = [one.id for one in corpora.documents(owner, corpus)]
         wanted = known if document_ids is None else [*dict.fromkeys(document_ids)]
@@ -59,14 +68,17 @@ class CorpusWarming:
             raise UnknownDocument(f"you have no corpus {shown(corpus)}: push its documents first")
         if missing := sorted({*wanted} - {*known}):
             corpora.document(owner, corpus, missing[0])
-        beginning = served.beginnings.get(owner)
+        beginning = served.beginnings.get(tenant)
         if beginning is None:
             raise UnknownTemplate(
                 "it is not known how prompts begin: ask one question with a registered document, and "
                 "warm then; documents are prepared behind the beginning of the latest prompt"
             )
         self._beginning = beginning
-        self._sets = sets_of_each(wanted, borrows=bool(served.reuse))
+        if tenant in served.warming:
+            raise ServerBusy("documents are being warmed for you already: wait until they are")
+        self._borrows = bool(served.reuse) and not served.is_switched_off()
+        self._sets = sets_of_each(wanted, borrows=self._borrows)
 
     async def lines(self) -> AsyncGenerator[dict[str, Any], None]:
         """Prefill; yield {"done": ..., "of": ...} after each document, and at the end what was done.
@@ -75,7 +87,7 @@ class CorpusWarming:
         """
         counts = Counter({"prepared": 0, "cached": 0, "left_out": 0})
         left_out: list[dict[str, Any]] = []
-        async with aclosing(with_signs_of_life(self._run())) as results:
+        async with self._alone(), aclosing(with_signs_of_life(self._run())) as results:
             async for done in results:
                 if done is not None and done.why is not None:
                     counts["left_out"] += 1
@@ -85,6 +97,14 @@ class CorpusWarming:
                     counts["cached" if done.was_cached else "prepared"] += 1
                 yield {"done": counts.total(), "of": len(self._sets)}
         yield {**counts, "why": left_out}
+
+    @asynccontextmanager
+    async def _alone(self) -> AsyncIterator[None]:
+        self._served.warming.add(self._tenant)
+        try:
+            yield
+        finally:
+            self._served.warming.discard(self._tenant)
 
     async def _run(self) -> AsyncGenerator[_Done, None]:
         for some in self._sets:
@@ -109,14 +129,16 @@ class CorpusWarming:
     def _write(self, document_ids: Sequence[str]) -> BackendRequest:
         served = self._served
         documents = [*self._read(served.corpora, document_ids)]
-        request = self._beginning.write(served.backend, documents, self._owner, "warm")
+        request = self._beginning.write(served.backend, documents, self._tenant, "warm")
+        # In short steps, as others wait.
+        request = replace(request, is_provisional=True)
         room = served.limits.context_tokens
         if len(request.tokens) >= room:
             raise PromptTooLong(
                 f"with the prompt's beginning it has {len(request.tokens):,} tokens, and the model's "
                 f"context has {room:,}"
             )
-        if not served.reuse:
+        if not self._borrows:
             return request
         contexts = {}
         for one in documents:
@@ -128,7 +150,8 @@ class CorpusWarming:
     def _read(self, corpora: Corpora, document_ids: Sequence[str]) -> Iterator[Document]:
         for one in document_ids:
             known = corpora.document(self._owner, self._corpus, one)
-            yield Document(name_of(self._owner, self._corpus, one), known.text)
+            # Without white space around it, as it is found in prompts.
+            yield Document(name_of(self._owner, self._corpus, one), known.text.strip())
 
     async def _prefill(self, request: BackendRequest) -> bool:
         """Compute a prompt; return whether that was not needed, as all of it is in the cache."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse, Response
@@ -55,6 +55,15 @@ BUSY_RETRY_S = 1
 FindServed: TypeAlias = Callable[[Scope], Awaitable[Served]]
 
 
+class Taken(NamedTuple):
+    """A request that was let in. place: the room that one with a body has."""
+
+    path: str
+    caller: Caller
+    body: bytes = b""
+    place: Place | None = None
+
+
 class Doors:
     """Lets requests in, or answers them itself.
 
@@ -94,7 +103,7 @@ class Doors:
             return await self._take_corpus(path, caller, scope, receive, send)
         if scope["method"] != "POST":
             try:
-                return await self._pass(path, caller, b"", None, scope, receive, send)
+                return await self._pass(Taken(path, caller), scope, receive, send)
             except RAGCacheError as error:
                 return await self._refuse(error, scope, receive, send)
         return await self._take_in(path, caller, scope, receive, send)
@@ -122,7 +131,8 @@ class Doors:
                 if body and _is_ours(path):
                     require_json(scope)
                 if body is not None:
-                    await self._pass(path, caller, body, place, scope, receive, send)
+                    taken = Taken(path, caller, body, place)
+                    await self._pass(taken, scope, receive, send)
         except RAGCacheError as error:
             await self._refuse(error, scope, receive, send)
 
@@ -150,20 +160,9 @@ class Doors:
         except RAGCacheError as error:
             await self._refuse(error, scope, receive, send)
 
-    async def _pass(
-        self,
-        path: str,
-        caller: Caller,
-        body: bytes,
-        place: Place | None,
-        scope: Scope,
-        receive: Receive,
-        send: Send,
-    ) -> None:
-        """Answer a request below /ragcache; hand any other to the server behind the doors.
-
-        place: the room that a request with a body has.
-        """
+    async def _pass(self, taken: Taken, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request below /ragcache; hand any other to the server behind the doors."""
+        path, caller, body, place = taken
         if _is_ours(path):
             served = await self._find_served(scope)
             if is_corpus(path):
@@ -184,20 +183,14 @@ class Doors:
         if path not in TENANTS_FIELDS:
             return await self._app(scope, _replay(body, receive), send)
         is_exact = Headers(scope=told).get(EXACT_HEADER, "").lower() in ("1", "true")
-        return await self._pass_openai(path, caller, body, place, is_exact, scope, receive, send)
+        return await self._pass_openai(taken, is_exact, scope, receive, send)
 
     async def _pass_openai(
-        self,
-        path: str,
-        caller: Caller,
-        body: bytes,
-        place: Place,
-        is_exact: bool,
-        scope: Scope,
-        receive: Receive,
-        send: Send,
+        self, taken: Taken, is_exact: bool, scope: Scope, receive: Receive, send: Send
     ) -> None:
         """Hand one of OpenAI's requests to the server behind the doors. is_exact: as in rewrite_body."""
+        path, caller, body, place = taken
+        assert place is not None, "it has a body"
         served = await self._find_served(scope)
         with ExitStack() as held:
             # What was removed while this prompt was under way may have been stored by it.
@@ -212,9 +205,11 @@ class Doors:
                 borrows=bool(served.reuse),
                 may_borrow=rewritten.may_borrow,
             )
+            forgets = served.beginnings.forgets
             with served.occupied():
                 await self._app(scope, _replay(rewritten.body, receive), answer)
-                if rewritten.recognised and answer.is_well:
+                is_current = forgets == served.beginnings.forgets
+                if rewritten.recognised and answer.is_well and is_current:
                     served.beginnings.note(rewritten.recognised)
                     await served.note_prompt(rewritten.recognised)
 

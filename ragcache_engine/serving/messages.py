@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from ragcache_engine.checks import LARGEST_INT
+from ragcache_engine.checks import LARGEST_INT, LONGEST_ID
 from ragcache_engine.errors import EngineError, InvalidArgument, RAGCacheError
 from ragcache_engine.guide import Guide
 from ragcache_engine.protocols import BackendRequest, Conversation, Delta, PromptText
@@ -187,9 +187,13 @@ class RemoveBody(_Body):
 
 
 class WarmBody(_Body):
-    """Documents of a corpus to prepare now; without ids all of them."""
+    """Documents of a corpus to prepare now; without ids all of them.
+
+    cache_salt: as the prompts have it that are to find them.
+    """
 
     ids: list[str] | None = None
+    cache_salt: Annotated[str, Field(min_length=1, max_length=LONGEST_ID)] | None = None
 
 
 class ForgetBody(_Body):

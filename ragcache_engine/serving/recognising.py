@@ -80,7 +80,7 @@ def _find(
     written: WrittenPrompt, special: bool, owner: str | None, tenant: str | None, served: Served
 ) -> BackendRequest | None:
     spans = served.corpora.find(owner, written.text)
-    if served.learned is not None and served.learned.learn(owner, written.text, spans):
+    if served.learned is not None and served.learned.learn(owner, tenant, written.text, spans):
         spans = served.corpora.find(owner, written.text)
     spans = spans[:MOST_NAMED_DOCUMENTS]
     if not spans:

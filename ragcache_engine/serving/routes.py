@@ -145,7 +145,8 @@ class Served:
       does.
     write_chat: returns the prompt that the server behind the doors makes of the body of a chat request.
       Raises anything if it makes none.
-    beginnings: how the latest prompts with registered documents began.
+    beginnings: how the latest prompts with registered documents began. warming: the tenants for whom
+      documents are being warmed.
     note_prompt: is called with each of those that was answered.
     forgets_documents: whether the backend stores tensors by document. One that does not would have to
       clear everybody's cache to forget one.
@@ -169,6 +170,7 @@ class Served:
     learned: LearnedDocuments | None = None
     write_chat: WriteChat | None = None
     beginnings: Beginnings = field(default_factory=Beginnings)
+    warming: set[str | None] = field(default_factory=set)
     note_prompt: Callable[[BackendRequest], Awaitable[None]] = _ignore
     forgets_documents: bool = True
     forgetting: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -178,8 +180,6 @@ class Served:
         """Forget documents. Raises RequestTimedOut."""
         self.contexts.forget(document_ids)
         self.beginnings.forget(document_ids)
-        if self.learned is not None:
-            self.learned.forget(document_ids)
         forgetting = self.backend.forget(document_ids)
         await _end_in_time(forgetting, UPKEEP_S, _too_late("forget these documents"))
 

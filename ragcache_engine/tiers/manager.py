@@ -71,6 +71,7 @@ class CacheManager(Generic[B]):
     block_bytes: bytes of one block in a slower tier. host: the host tier's slots.
     disk_blocks: blocks the disk tier may hold. profile: what prefills cost; None for a default.
     protect: how many of the waiting requests keep their nodes from eviction.
+    naming: names the files of the disk tier; None without one.
     Source: RAGCache, §5.1, §5.2, Algorithm 1.
     """
 
@@ -91,7 +92,7 @@ class CacheManager(Generic[B]):
         self._protect = protect
         self._pool: FreeDeviceBlocks[B] = FreeDeviceBlocks()
         self._files = DiskFiles()
-        self._naming = PLAIN
+        self.naming: Naming | None = None
         self.index: BlockIndex[B] = BlockIndex(
             policy,
             block_tokens,
@@ -131,7 +132,7 @@ class CacheManager(Generic[B]):
     def attach_disk(self, transfers: DiskTransfers, naming: Naming = PLAIN) -> None:
         """Keep blocks on disk as well. naming: marks documents there."""
         self._files.transfers = transfers
-        self._naming = naming
+        self.naming = naming
 
     def knows_file(self, name: str) -> bool:
         """Return whether the tree decides over this file. Any thread."""
@@ -472,8 +473,8 @@ class CacheManager(Generic[B]):
 
     def _apply_tombstones(self) -> None:
         """Forget what other engines on the disk's folder have forgotten lately."""
-        if times := self._disk.take_forgotten():
-            named = {self._naming.mark(one): one for one in self.index.documents()}
+        if self.naming and (times := self._disk.take_forgotten()):
+            named = {self.naming.mark(one): one for one in self.index.documents()}
             self.forget([named[mark] for mark in times if mark in named], times)
 
     # -- observing ---------------------------------------------------------------------------------

@@ -254,7 +254,7 @@ class RAGCacheLLM(SamplingFields, GuidedPrediction, ToolCalling):
 
     @llm_completion_callback()
     def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
-        options = self.sampling_options(kwargs)
+        options = self._options(kwargs)
         prompt = self._format_prompt(prompt, formatted)
         return completion(self._answer(prompt, options))
 
@@ -262,14 +262,14 @@ class RAGCacheLLM(SamplingFields, GuidedPrediction, ToolCalling):
     def stream_complete(
         self, prompt: str, formatted: bool = False, **kwargs: Any
     ) -> CompletionResponseGen:
-        options = self.sampling_options(kwargs)
+        options = self._options(kwargs)
         return self._read(self._pieces(self._format_prompt(prompt, formatted), options))
 
     @llm_completion_callback()
     async def acomplete(
         self, prompt: str, formatted: bool = False, **kwargs: Any
     ) -> CompletionResponse:
-        options = self.sampling_options(kwargs)
+        options = self._options(kwargs)
         prompt = self._format_prompt(prompt, formatted)
         return completion(await self._aanswer(prompt, options))
 
@@ -277,7 +277,7 @@ class RAGCacheLLM(SamplingFields, GuidedPrediction, ToolCalling):
     async def astream_complete(
         self, prompt: str, formatted: bool = False, **kwargs: Any
     ) -> CompletionResponseAsyncGen:
-        options = self.sampling_options(kwargs)
+        options = self._options(kwargs)
         return self._aread(self._apieces(self._format_prompt(prompt, formatted), options))
 
     @llm_chat_callback()
@@ -306,6 +306,10 @@ class RAGCacheLLM(SamplingFields, GuidedPrediction, ToolCalling):
 
     # The public methods above report to LlamaIndex's callbacks. The methods below do the work without
     # reporting.
+
+    def _options(self, kwargs: dict[str, Any]) -> SamplingOptions:
+        with query_errors():
+            return self.sampling_options(kwargs)
 
     def _answer(self, prompt: str, options: SamplingOptions) -> Answer:
         record = cost_recorder()
@@ -406,7 +410,7 @@ class RAGCacheLLM(SamplingFields, GuidedPrediction, ToolCalling):
         changes = dict(changes)
         tools = [describe_tool(tool) for tool in changes.pop("tools", None) or ()]
         bound = BoundTools.from_choice(tools, changes.pop("tool_choice", None))
-        options = bound.add_to_options(self.engine, self.sampling_options(changes))
+        options = bound.add_to_options(self.engine, self._options(changes))
         # Only a chat template can show the model tools; a messages_to_prompt cannot.
         prompt = (
             self.engine.chat.prompt(as_messages(messages), tools=bound.tools)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
 from made_up_pages import PAGES, numbered
 
-from ragcache_engine.corpora import learned as learned_module
-from ragcache_engine.corpora.learned import CORPUS, LearnedDocuments
-from ragcache_engine.corpora.registered import Corpora
+from ragcache_engine.corpora.document import Registered
+from ragcache_engine.corpora.learned import CORPUS, LEFT_TO_CLIENTS, LearnedDocuments
+from ragcache_engine.corpora.registered import DOCUMENT_BYTES, Corpora
 from ragcache_engine.prompt import Span
 
 
@@ -18,10 +17,12 @@ class Server:
         self.corpora = Corpora(most_bytes)
         self.learned = LearnedDocuments(self.corpora)
 
-    def read(self, *pages: int, owner: str | None = "shop") -> tuple[Span, ...]:
-        prompt = numbered(*(PAGES[page] for page in pages))
+    def read(
+        self, *pages: int, owner: str | None = "shop", salt: str | None = None
+    ) -> tuple[Span, ...]:
+        prompt = numbered(*(PAGES[page] for page in pages), question=f"Why {pages}?")
         spans = self.corpora.find(owner, prompt)
-        if self.learned.learn(owner, prompt, spans):
+        if self.learned.learn(owner, salt or owner, prompt, spans):
             spans = self.corpora.find(owner, prompt)
         return spans
 
@@ -51,25 +52,36 @@ def test_what_is_removed_stays_so_until_it_recurs_anew():
     server.read(0, 1, 2)
     server.read(3, 2, 1)
     server.corpora.drop("shop", CORPUS)
-    server.learned.forget(server.corpora.owed())
+    server.learned.forget_prompts("shop")
     assert server.read(5, 2) == ()
     assert len(server.read(6, 2)) == 1
 
 
-def test_the_longest_unused_ones_make_room(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(learned_module, "MOST_BYTES", 2 * max(map(len, PAGES)))
+def test_prompts_that_an_owner_keeps_apart_are_not_compared():
     server = Server()
+    server.read(0, 1, 2, salt="shop:anna")
+    assert server.read(3, 2, 1, salt="shop:bob") == ()
+
+
+def test_the_longest_unused_ones_make_room_and_their_tensors_go_in_time():
+    size_bytes = DOCUMENT_BYTES + max(map(len, PAGES))
+    server = Server(most_bytes=LEFT_TO_CLIENTS * (2 * size_bytes + 100))
     server.read(0, 1, 2)
     server.read(3, 2, 1)
     server.read(4, 2)  # used once more
-    server.read(5, 0, 3)
-    assert PAGES[1] not in server.texts()
-    assert PAGES[2] in server.texts() or PAGES[3] in server.texts()
-    server.learned.forget(server.corpora.owed())
+    moment = server.corpora.moment()
+    server.read(5, 3)
+    assert server.texts() == [PAGES[2], PAGES[3]]
+    assert server.corpora.owed() == {}
+    assert server.corpora.moment() == moment, "prompts under way go on with their documents"
     assert len(server.read(6, 5)) == 1, "nobody asked to forget what was seen"
 
 
-def test_what_clients_register_goes_first():
-    server = Server(most_bytes=100)
-    server.read(0, 1, 2)
-    assert server.read(3, 2, 1) == ()
+def test_most_of_the_room_is_left_to_what_clients_register():
+    server = Server(most_bytes=60_000)
+    for turn in range(8):
+        server.read(turn, (turn + 1) % 8, (turn + 3) % 8)
+    for number in range(8):
+        text = f"A client says this of number {number}. " * 20
+        server.corpora.put("shop", "own", Registered(f"{number}", text))
+    assert server.texts()

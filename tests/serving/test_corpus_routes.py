@@ -422,28 +422,41 @@ def learning(keys_file: Path) -> Iterator[MemoryServer]:
         yield server
 
 
+def asked_about(*pages: int) -> str:
+    return numbered(*(PAGES[page] for page in pages), question=f"Why {pages}?")
+
+
 def test_texts_that_recur_become_documents_of_their_tenant_alone(learning):
     found = [
-        documents_in(seen(learning, prompt=numbered(*(PAGES[page] for page in pages))))
+        documents_in(seen(learning, prompt=asked_about(*pages)))
         for pages in ((0, 1, 2), (3, 2, 1), (4, 1, 2))
     ]
     assert [len(names) for names in found] == [0, 2, 2]
     assert set(found[1]) == set(found[2])
     assert all(name.startswith("shop:learned/") for name in found[2])
-    assert documents_in(seen(learning, PRESS, prompt=numbered(PAGES[1], PAGES[2]))) == []
+    assert documents_in(seen(learning, PRESS, prompt=asked_about(1, 2))) == []
     assert ask(learning, "GET").json()["learned"]["documents"] == 2
     assert ask(learning, "GET", key=PRESS).json() == {}
 
 
 def test_what_was_learned_can_be_looked_at_and_forgotten(learning):
     for pages in ((0, 1), (2, 1)):
-        seen(learning, prompt=numbered(*(PAGES[page] for page in pages)))
+        seen(learning, prompt=asked_about(*pages))
     [listed] = ask(learning, "GET", "/learned").text.splitlines()
     name = json.loads(listed)["id"]
     assert ask(learning, "GET", f"/learned/documents/{name}").json()["text"] == PAGES[1]
     assert ask(learning, "DELETE", "/learned").json() == {"removed": 1}
     assert learning.backend.forgotten == [f"shop:learned/{name}"]
-    assert documents_in(seen(learning, prompt=numbered(PAGES[3], PAGES[1]))) == []
+    assert documents_in(seen(learning, prompt=asked_about(3, 1))) == []
+
+
+def test_what_callers_without_a_tenant_taught_is_shown_to_nobody(learning):
+    for pages in ((0, 1), (2, 1)):
+        seen(learning, OPERATOR, prompt=asked_about(*pages))
+    [listed] = ask(learning, "GET", "/learned", OPERATOR).text.splitlines()
+    shown = ask(learning, "GET", f"/learned/documents/{json.loads(listed)['id']}", OPERATOR)
+    assert (shown.status_code, PAGES[1] in shown.text) == (403, False)
+    assert ask(learning, "DELETE", "/learned", OPERATOR).json() == {"removed": 1}
 
 
 def test_a_conversations_own_turns_are_no_documents(learning):

@@ -566,7 +566,7 @@ class VLLM:
         found = self.pool.longest(keys[: (total - 1) // BLOCK_TOKENS])
         for block, key in zip(found, keys, strict=False):
             assert block.holds == key, "the prefix cache finds another block"
-        self.cache.step()
+        self.cache.collect_disk_results()
         self.now_s += 0.001
         self.cache.plan_admission(request.name, len(found) * BLOCK_TOKENS, self.now_s)
         if request.jobs:

@@ -85,7 +85,9 @@ class RAGCacheServerBackend:
         adopted, self._adopted = self._adopted[:MOST_ADOPTED], self._adopted[MOST_ADOPTED:]
         body = GenerateBody.of(request, self._name(request.request_id), adopted)
         last: Delta | None = None
-        events = self._connection.stream(f"{PREFIX}/generate", body.model_dump())
+        # Without what is as ever, which an older server may not know.
+        sent = body.model_dump(exclude_defaults=True)
+        events = self._connection.stream(f"{PREFIX}/generate", sent)
         async with aclosing(events):
             async for said in events:
                 if "error" in said:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import multiprocessing
 import os
@@ -190,6 +191,10 @@ class VLLMBackend:
     def attach(self, llm: AsyncLLM) -> None:
         """Use this engine of vLLM from now on to tokenize, render and generate."""
         self._llm = llm
+        if self._has_tiers and self._budget.disk_bytes:
+            # Now, as vLLM's own process does: the key may be another one when something is forgotten.
+            with contextlib.suppress(ConfigError, OSError):
+                self._budget.open_keys()
         self._tokenize_params = _with_offsets(llm.renderer.default_cmpl_tok_params)
         self._chat_tokenize_params = _with_offsets(llm.renderer.default_chat_tok_params)
 
@@ -405,7 +410,7 @@ class VLLMBackend:
         if failure:
             raise EngineError(
                 f"this engine forgot the documents, but could not tell other engines that use "
-                f"{self._budget.folder()}: {failure}; make it writable and forget them again"
+                f"{self._budget.folder()}: {failure}; mend that (make it writable), and forget them again"
             ) from failure
 
     def _leave_tombstones(self, document_ids: Sequence[str]) -> dict[str, int]:

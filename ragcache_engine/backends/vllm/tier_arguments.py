@@ -16,6 +16,7 @@ from ragcache_engine.backends.vllm.borrowing.support import require_borrowable_m
 from ragcache_engine.backends.vllm.budget import QUEUES_BYTES, TierBudget
 from ragcache_engine.backends.vllm.tiers.settings import TierSettings
 from ragcache_engine.errors import CannotBorrow
+from ragcache_engine.tiers.disk.key_ring import require_library
 from ragcache_engine.tiers.disk.master_keys import read_master_keys
 
 logger = logging.getLogger(__name__)
@@ -39,6 +40,7 @@ def build_tier_arguments(
     the user's own forbids it; ConfigError if the disk tier is to be encrypted and there is no key.
     """
     if budget.disk_key is not None:
+        require_library()
         read_master_keys(budget.disk_key)
     model = arguments.create_model_config()
     if budget.recompute_ratio is not None:

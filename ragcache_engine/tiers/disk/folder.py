@@ -28,8 +28,12 @@ from ragcache_engine.tiers.disk import block_file
 from ragcache_engine.tiers.disk.block_file import Origin, UnusableFile
 from ragcache_engine.tiers.disk.claims import Claim
 from ragcache_engine.tiers.disk.key_ring import KeyRing
-from ragcache_engine.tiers.disk.naming import PLAIN
-from ragcache_engine.tiers.disk.tombstones import Tombstones, leave_tombstones
+from ragcache_engine.tiers.disk.naming import PLAIN, owner_in
+from ragcache_engine.tiers.disk.tombstones import (
+    Tombstones,
+    clear_tombstones,
+    leave_tombstones,
+)
 
 SUFFIX = ".kv"
 OUR_NAME, OUR_HOME = re.compile("[0-9a-f]{16,}"), re.compile("[0-9a-f]{16}")
@@ -80,8 +84,8 @@ class DiskFolder:
     quota_bytes: bytes that all block files in the folder may take together, whatever their origin. Of
       engines that share the folder, the largest quota counts.
     used_bytes: bytes that they take, as far as this engine knows.
-    keys: what the files are encrypted with; None: they are not. With keys that are new, files of earlier
-      engines are removed: they may tell what was not encrypted then.
+    keys: what the files are encrypted with; None: they are not. With keys, files that are not encrypted
+      are removed, and with new ones the tombstones of before.
     The constructor creates the folder, removes the unfinished files of dead processes, and counts the
     bytes. It raises OSError if the folder cannot be made or written to.
     """
@@ -101,8 +105,10 @@ class DiskFolder:
         _make_private(self._home)
         _require_writable(self._home)
         _remove_abandoned(folder)
-        if keys and keys.is_new:
-            forget_documents(folder, (), keys)
+        if keys:
+            _remove_plain(folder)
+            if keys.is_new:
+                clear_tombstones(folder)
         self._claim = Claim(folder, quota_bytes)
         self._tombstones = Tombstones(folder)
         self._names: dict[str, set[str]] = {}  # of this origin's files, by their first two letters
@@ -302,6 +308,14 @@ def forget_documents(folder: Path, document_ids: Iterable[str], keys: KeyRing | 
                 path.unlink()
                 removed += 1
     return removed
+
+
+def _remove_plain(folder: Path) -> None:
+    """Remove the block files that are not encrypted, as their names tell."""
+    for file in _list_files(folder):
+        if not owner_in(file.path.stem):
+            with contextlib.suppress(OSError):
+                file.path.unlink()
 
 
 def _list_names(part: Path) -> set[str]:

@@ -2,6 +2,7 @@
 
     <folder>/keys/<id of the master key>/names              the secret in all names; see naming.py
     <folder>/keys/<id of the master key>/tenant-<owner>     a tenant's key
+    <folder>/keys/<id of the master key>/earlier-<id>       a master key that this one took over from
 
 Each of these files is random bytes, encrypted with the master key, which lies nowhere in the folder. So
 another master key costs a few short files, not all tensors; and without its file, what a tenant stored
@@ -13,7 +14,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Sequence
+import shutil
+from collections.abc import Container, Sequence
 from functools import lru_cache
 from hashlib import blake2b
 from pathlib import Path
@@ -29,14 +31,15 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-FOLDER, NAMES, TENANT = "keys", "names", "tenant-"
+FOLDER, NAMES, TENANT, EARLIER = "keys", "names", "tenant-", "earlier-"
 NONCE_BYTES = 12
 
 
 class KeyRing:
     """The keys of one folder. Any thread may call its methods.
 
-    masters: the master key, and before it was changed earlier ones, whose files are encrypted anew.
+    masters: the master key, and before it was changed earlier ones, whose files are encrypted anew. Those
+      of the earlier ones go once nobody names them any more: engines that still have one go on.
     naming: names this folder's files. id: stands for its secret in the headers of files.
     is_new: whether the folder had no keys below these master keys.
     Raises OSError if the folder cannot be read or written to, ConfigError without the library for it.
@@ -44,15 +47,21 @@ class KeyRing:
 
     def __init__(self, folder: Path, masters: Sequence[bytes]) -> None:
         self._master = _cipher(masters[0])
-        self._place = folder / FOLDER / _id_of(masters[0])
+        keys = folder / FOLDER
+        self._place = keys / _id_of(masters[0])
         self._ciphers: dict[str, AESGCM] = {}
         self._lock = Lock()
         self.is_new = not self._place.is_dir()
-        self._place.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for earlier in masters[1:]:
-            self._take_over(folder / FOLDER / _id_of(earlier), _cipher(earlier))
+        for made in (folder, keys, self._place):
+            made.mkdir(mode=0o700, parents=True, exist_ok=True)
+        named = {_id_of(earlier): earlier for earlier in masters[1:]}
+        for name, earlier in named.items():
+            self._take_over(keys / name, _cipher(earlier))
+        self._remove_earlier(keys, named)
         self.naming = Naming(self._find(NAMES))
-        self.id = blake2b(b"id", digest_size=8, key=self.naming.secret).hexdigest()
+        self.id = blake2b(
+            b"", digest_size=8, key=self.naming.secret, person=b"key ring"
+        ).hexdigest()
 
     def encrypt(self, owner: str, nonce: bytes, content: memoryview, head: bytes) -> bytes:
         """Return content encrypted with an owner's key, and behind it a tag of 16 bytes.
@@ -113,16 +122,23 @@ class KeyRing:
             written.unlink(missing_ok=True)
 
     def _take_over(self, place: Path, master: AESGCM) -> None:
-        """Encrypt the keys below another master key with this one, and remove them there."""
+        """Encrypt the keys below another master key with this one."""
         if not place.is_dir():
             return
         self.is_new = False
         for path in place.iterdir():
-            if (key := _open(master, path.name, path.read_bytes())) is not None:
-                self._write(path.name, key)
-            path.unlink(missing_ok=True)
-        with contextlib.suppress(OSError):
-            place.rmdir()
+            with contextlib.suppress(FileNotFoundError):
+                if (key := _open(master, path.name, path.read_bytes())) is not None:
+                    self._write(path.name, key)
+        (self._place / f"{EARLIER}{place.name}").touch(mode=0o600)
+
+    def _remove_earlier(self, keys: Path, named: Container[str]) -> None:
+        """Remove the keys below those master keys that this one took over and that are named no more."""
+        for mark in self._place.glob(f"{EARLIER}*"):
+            name = mark.name.removeprefix(EARLIER)
+            if name not in named:
+                shutil.rmtree(keys / name, ignore_errors=True)
+                mark.unlink(missing_ok=True)
 
 
 @lru_cache(maxsize=8)
@@ -142,6 +158,11 @@ def _open(master: AESGCM, name: str, content: bytes) -> bytes | None:
         return master.decrypt(content[:NONCE_BYTES], content[NONCE_BYTES:], name.encode())
     except (InvalidTag, ValueError):
         return None
+
+
+def require_library() -> None:
+    """Raise ConfigError without the library that encrypts."""
+    _cipher(bytes(KEY_BYTES))
 
 
 def _id_of(master: bytes) -> str:

@@ -31,7 +31,7 @@ def read_master_keys(source: str) -> list[bytes]:
     ]
     if not keys:
         raise ConfigError(f"{source} gives no key: make one with `openssl rand -base64 32`")
-    return keys
+    return [*dict.fromkeys(keys)]
 
 
 def _read(source: str) -> str:

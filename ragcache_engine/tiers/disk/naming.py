@@ -29,7 +29,9 @@ class Naming(NamedTuple):
         if not self.secret:
             return ""
         whose = b"\0" if tenant is None else b"\1" + tenant.encode()
-        return blake2b(whose, digest_size=OWNER_DIGITS // 2, key=self.secret).hexdigest()
+        return blake2b(
+            whose, digest_size=OWNER_DIGITS // 2, key=self.secret, person=b"owner"
+        ).hexdigest()
 
     def files(
         self, token_ids: Sequence[int], tenant: str | None, *, blocks: int, block_tokens: int

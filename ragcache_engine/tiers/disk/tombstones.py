@@ -92,8 +92,13 @@ def leave_tombstones(folder: Path, marks: Iterable[str]) -> dict[str, int]:
     return times
 
 
-def _remove_old(place: Path) -> None:
-    oldest = time.time() - KEPT_S
+def clear_tombstones(folder: Path) -> None:
+    """Remove all tombstones: their names tell documents to those who can make the same digests."""
+    _remove_old(folder / FOLDER, kept_s=0.0)
+
+
+def _remove_old(place: Path, kept_s: float = KEPT_S) -> None:
+    oldest = time.time() - kept_s
     with contextlib.suppress(OSError), os.scandir(place) as entries:
         for entry in entries:
             with contextlib.suppress(OSError):

@@ -634,11 +634,30 @@ def keep_for(disk: DiskFolder, tokens: Sequence[int], tenant: str, *documents: s
     return name
 
 
+def test_an_engine_with_another_key_removes_nothing_of_others(tmp_path: Path, keys: KeyRing):
+    disk = DiskFolder(tmp_path, OURS, 10_000, keys)
+    name = keep_for(disk, range(16), "shop", "d1")
+    DiskFolder(tmp_path, OURS, 10_000, KeyRing(tmp_path, [b"n" * 32]))
+    disk.refresh()
+    assert disk.holds(name)
+
+
+def test_what_is_written_without_a_key_is_removed_at_the_next_start_with_one(
+    tmp_path: Path, keys: KeyRing
+):
+    DiskFolder(tmp_path, OURS, 10_000, keys)
+    keep(DiskFolder(tmp_path, OURS, 10_000), 1, "d1")
+    assert not numbers_in(DiskFolder(tmp_path, OURS, 10_000, KeyRing(tmp_path, [b"m" * 32])))
+    assert size_on_disk(tmp_path) == 0
+
+
 def test_with_keys_that_are_new_what_was_not_encrypted_is_removed(tmp_path: Path, keys: KeyRing):
+    DiskFolder(tmp_path, OURS, 10_000).forget(["d3"])
     keep(DiskFolder(tmp_path, OURS, 10_000), 1, "d1")
     keep(DiskFolder(tmp_path, THEIRS, 10_000), 2, "d1")
     disk = DiskFolder(tmp_path, OURS, 10_000, keys)
     assert size_on_disk(tmp_path) == disk.used_bytes == 0
+    assert not [*(tmp_path / "forgotten").iterdir()], "tombstones tell ids to those who guess them"
     name = keep_for(disk, range(16), "shop", "d1")
     again = DiskFolder(tmp_path, OURS, 10_000, KeyRing(tmp_path, [b"m" * 32]))
     target = bytearray(SIZE)

@@ -77,8 +77,28 @@ def test_a_new_master_key_takes_over_what_the_earlier_one_opened(tmp_path: Path)
     assert not rotated.is_new
     assert rotated.naming == ring.naming
     assert opened(rotated, sealed, "shop") == TEXT.tobytes()
+    assert opened(KeyRing(tmp_path, [MASTER]), sealed, "shop") == TEXT.tobytes(), "it goes on"
     assert opened(KeyRing(tmp_path, [LATER]), sealed, "shop") == TEXT.tobytes()
-    assert KeyRing(tmp_path, [MASTER]).is_new, "the earlier one opens nothing any more"
+    assert KeyRing(tmp_path, [MASTER]).is_new, "named no more, it opens nothing any more"
+
+
+def test_an_engine_with_the_earlier_key_goes_on_while_others_take_the_new_one(tmp_path: Path):
+    old = KeyRing(tmp_path, [MASTER])
+    new = KeyRing(tmp_path, [LATER, MASTER])
+    sealed = old.encrypt("a tenant that comes now", NONCE, TEXT, HEAD)
+    assert opened(old, sealed, "a tenant that comes now") == TEXT.tobytes()
+    assert opened(new, sealed, "a tenant that comes now") is None, "a miss, and no error"
+    assert new.naming == old.naming
+
+
+def test_engines_that_take_a_new_key_at_once_agree(tmp_path: Path):
+    sealed = KeyRing(tmp_path, [MASTER]).encrypt("shop", NONCE, TEXT, HEAD)
+
+    def work(number: int) -> bytes | None:
+        return opened(KeyRing(tmp_path, [LATER, MASTER]), sealed)
+
+    with ThreadPoolExecutor(8) as pool:
+        assert set(pool.map(work, range(32))) == {TEXT.tobytes()}
 
 
 def test_without_its_file_a_tenants_tensors_cannot_be_read_any_more(tmp_path: Path):

@@ -41,7 +41,6 @@ from ragcache_engine.tiers.borrowing.plan import (
     plan_borrowing,
 )
 from ragcache_engine.tiers.borrowing.served import ServedDocuments
-from ragcache_engine.tiers.disk.naming import Naming
 from ragcache_engine.tiers.manager import CacheManager
 from ragcache_engine.tiers.prompts import Prompt, SegmentEnd, describe_prompt
 from ragcache_engine.tiers.provenance import ReuseReport, report_borrowing
@@ -94,8 +93,7 @@ class BorrowScheduling:
 
     ratio: the share of a borrowed document's tokens to recompute. any_donors: whether served prompts
       lend as well. donors_later: whether documents whose donors are missing are computed where they
-      stand. naming: names the files of the disk tier; None
-      without one.
+      stand.
     held_back: the names of waiting requests that must not be admitted in this step.
     """
 
@@ -108,14 +106,12 @@ class BorrowScheduling:
         ratio: float,
         any_donors: bool,
         donors_later: bool,
-        naming: Naming | None,
     ) -> None:
         self._cache = cache
         self._scheduler = scheduler
         self._ratio = ratio
         self._served = ServedDocuments(cache.block_tokens) if any_donors else None
         self._donors_later = donors_later
-        self._naming = naming
         self._block_tokens = cache.block_tokens
         self._step_tokens = config.scheduler_config.max_num_batched_tokens
         self._hasher = make_block_hasher(config)
@@ -262,7 +258,7 @@ class BorrowScheduling:
             tenant=request.cache_salt,
             block_tokens=self._block_tokens,
             depth=None,
-            naming=self._naming,
+            naming=self._cache.naming,
         )
 
     def _donor_request(self, name: str, request: Request, donor: Donor) -> Request:

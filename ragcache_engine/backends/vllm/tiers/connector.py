@@ -42,7 +42,6 @@ from ragcache_engine.backends.vllm.tiers.support import find_obstacle
 from ragcache_engine.processes import ignore_interrupts
 from ragcache_engine.tiers.borrowing.plan import WhyExact
 from ragcache_engine.tiers.borrowing.trusted_contexts import TrustedContexts
-from ragcache_engine.tiers.disk.naming import Naming
 from ragcache_engine.tiers.prompts import Prompt, describe_prompt
 from ragcache_engine.tiers.served_requests import ServedRequests
 from ragcache_engine.tiers.tree_snapshot import TreeSnapshot
@@ -115,10 +114,6 @@ class TierConnector(OffloadingConnector):
     def cache(self) -> CacheManager[KVCacheBlock]:
         """The cache manager. Only the scheduler's process has one."""
         return self.offloading.cache
-
-    @cached_property
-    def _naming(self) -> Naming | None:
-        return self.settings.naming()
 
     @cached_property
     def _hasher(self) -> Callable[[Request], list[BlockHash]]:
@@ -387,7 +382,7 @@ class TierConnector(OffloadingConnector):
             tenant=request.cache_salt,
             block_tokens=self.cache.block_tokens,
             depth=self.settings.cache_depth,
-            naming=self._naming,
+            naming=self.cache.naming,
         )
 
 

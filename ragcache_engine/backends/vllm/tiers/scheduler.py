@@ -108,7 +108,6 @@ class TierScheduler(Scheduler):
                 ratio=settings.recompute_ratio,
                 any_donors=settings.any_donors,
                 donors_later=settings.donors_later,
-                naming=settings.naming(),
             )
         if settings.provisional_step_tokens:
             self._provisional_step_tokens = min(settings.provisional_step_tokens, self._step_tokens)

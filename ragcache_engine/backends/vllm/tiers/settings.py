@@ -7,9 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ragcache_engine.errors import ConfigError
 from ragcache_engine.tiers.disk.key_ring import KeyRing, open_key_ring
-from ragcache_engine.tiers.disk.naming import PLAIN, Naming
 
 SETTINGS_FIELD = "ragcache"
 
@@ -53,16 +51,6 @@ class TierSettings:
         if self.disk_key is None or self.disk_folder is None:
             return None
         return open_key_ring(Path(self.disk_folder), self.disk_key)
-
-    def naming(self) -> Naming | None:
-        """Return what names the disk tier's files; None without one, or if it cannot be opened."""
-        if not self.disk_bytes:
-            return None
-        try:
-            keys = self.open_keys()
-        except (ConfigError, OSError):  # the disk tier is switched off then, with a warning
-            return None
-        return keys.naming if keys else PLAIN
 
     def to_extra_config(self) -> dict[str, Any]:
         """Return the settings as vLLM's `kv_connector_extra_config`."""

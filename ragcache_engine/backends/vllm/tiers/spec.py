@@ -34,6 +34,7 @@ from ragcache_engine.backends.vllm.tiers.weights import UnknownWeights
 from ragcache_engine.errors import ConfigError
 from ragcache_engine.knowledge import CostProfile, policy_of_tiers
 from ragcache_engine.tiers.disk.folder import DiskFolder
+from ragcache_engine.tiers.disk.key_ring import FOLDER as KEYS_FOLDER
 from ragcache_engine.tiers.disk.transfers import DiskTransfers
 from ragcache_engine.tiers.host_slots import HostSlots
 from ragcache_engine.tiers.manager import CacheManager
@@ -145,6 +146,13 @@ class TierSpec(TieringOffloadingSpec):
                 folder=place,
             )
             keys = settings.open_keys()
+            if keys is None and (place / KEYS_FOLDER).is_dir():
+                logger.warning(
+                    "%s holds encrypted files, and this engine does not encrypt: set disk_cache_key, or "
+                    "remove %s",
+                    place,
+                    place / KEYS_FOLDER,
+                )
             folder = DiskFolder(place, origin, settings.disk_bytes, keys)
         except ConfigError as error:
             logger.warning("the disk tier is switched off: %s. Requests are still answered", error)
