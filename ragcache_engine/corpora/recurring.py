@@ -38,6 +38,7 @@ MOST_COMPARED = 64
 """With so many earlier prompts one is compared at most."""
 
 Owner = Any
+"""Whose prompts are compared with one another: any value that can be hashed."""
 
 
 class RecurringTexts:
@@ -124,11 +125,10 @@ def trim(text: str) -> str:
 
     That is a first and a last line that are short, and what stands before its first letter.
     """
-    first, line, rest = text.partition("\n")
-    while line and len(first) < SHORT_LINE:
-        text = rest
-        first, line, rest = text.partition("\n")
-    begin = next((at for at, one in enumerate(text) if one.isalpha()), len(text))
+    begin = 0
+    while 0 <= (line_end := text.find("\n", begin)) < begin + SHORT_LINE:
+        begin = line_end + 1
+    begin = next((at for at in range(begin, len(text)) if text[at].isalpha()), len(text))
     whole, _, last = text.rpartition("\n")
     end = len(whole) if len(last) < SHORT_LINE else len(text)
     return text[begin:end].strip()

@@ -158,4 +158,6 @@ def test_all_that_is_found_stood_in_two_prompts_and_no_more_than_pages(
 def test_numbers_and_labels_around_a_text_are_cut_off():
     assert trim(f"] {PAGES[0]}\n\n[2") == PAGES[0]
     assert trim(f"\n\n[2] {PAGES[0]}\n\nQuestion: Wh") == PAGES[0]
+    assert trim(f"e.\n\n[2] {PAGES[0]}\n") == PAGES[0]
     assert trim("12 34 [") == ""
+    assert trim("short\n" * 300_000) == "", "in one pass"
