@@ -269,18 +269,21 @@ def test_a_prompt_of_500_documents_can_be_cleared(engine_with: Callable[..., Any
     assert not engine.cache.tree.used(Tier.HOST)
 
 
+@pytest.mark.parametrize("part", ["borrowing.plan", "_contexts.complete"])
 def test_a_request_that_cannot_be_planned_is_answered_all_the_same(
     engine_with: Callable[..., Any],
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
+    part: str,
 ):
     engine = engine_with(device_blocks=128, recompute_ratio=0.1)
+    owner, name = part.split(".")
 
     def fail(*arguments: Any) -> Any:
         raise ZeroDivisionError("a defect")
 
     with monkeypatch.context() as broken:
-        broken.setattr(engine.scheduler.connector.borrowing, "plan", fail)
+        broken.setattr(getattr(engine.scheduler.connector, owner), name, fail)
         engine.ask("one", *prompt("a", "b"))
         assert engine.run()["one"]["tokens"]
     assert "one is answered without its segments" in caplog.text

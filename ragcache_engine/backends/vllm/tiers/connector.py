@@ -136,9 +136,7 @@ class TierConnector(OffloadingConnector):
     # -- each request ------------------------------------------------------------------------------
 
     def on_new_request(self, request: Request) -> None:
-        message = _read_message(request)
-        message = self._contexts.complete(message, request.cache_salt)
-        self._messages[request.request_id] = message
+        message = self._messages[request.request_id] = self._read(request)
         if message.forget:
             if message.is_trusted:
                 self.cache.forget(message.forget, message.tombstones or None)
@@ -151,9 +149,7 @@ class TierConnector(OffloadingConnector):
                     visible(request.request_id),
                 )
         if message.looked_up and message.is_trusted:
-            self._held[request.request_id] = [
-                self._use_if_held(request, one) for one in message.looked_up
-            ]
+            self._held[request.request_id] = self._use_what_is_held(request, message.looked_up)
         if request.sampling_params and request.sampling_params.stop:
             self._told[request.request_id] = {}
         start = time.perf_counter()
@@ -190,11 +186,7 @@ class TierConnector(OffloadingConnector):
                 prompt, in_place = prompt.before(plan.exact_blocks), plan.computed_in_place
         except Exception as error:
             # Nothing has been changed yet, and all other requests must go on.
-            logger.error(
-                "%s is answered without its segments, by a defect of ours\n%s",
-                visible(name),
-                describe_failure(error),
-            )
+            _log_defect(name, error)
             prompt = self._describe_prompt(request, RequestMessage())
         self.cache.add_request(
             name,
@@ -204,6 +196,22 @@ class TierConnector(OffloadingConnector):
             in_place=in_place,
             withdrawn=message.withdrawn,
         )
+
+    def _read(self, request: Request) -> RequestMessage:
+        """Return what a request says, with what is known of its documents; nothing if that fails."""
+        message = _read_message(request)
+        try:
+            return self._contexts.complete(message, request.cache_salt)
+        except Exception as error:
+            _log_defect(request.request_id, error)
+            return RequestMessage()
+
+    def _use_what_is_held(self, asking: Request, looked_up: Sequence[LookedUp]) -> list[bool]:
+        try:
+            return [self._use_if_held(asking, one) for one in looked_up]
+        except Exception as error:
+            _log_defect(asking.request_id, error)
+            return [False] * len(looked_up)
 
     def _use_if_held(self, asking: Request, looked_up: LookedUp) -> bool:
         """Return whether a prompt, or every donor that it would borrow from, is cached whole.
@@ -384,6 +392,15 @@ class TierConnector(OffloadingConnector):
             depth=self.settings.cache_depth,
             naming=self.cache.naming,
         )
+
+
+def _log_defect(name: str, error: Exception) -> None:
+    """Log an error of ours that costs one request what the tiers would have given it."""
+    logger.error(
+        "%s is answered without its segments, by a defect of ours\n%s",
+        visible(name),
+        describe_failure(error),
+    )
 
 
 def _read_message(request: Request) -> RequestMessage:
