@@ -7,8 +7,9 @@ documents.
 Each client asks `vllm serve`, `ragcache serve` and `ragcache serve --reuse anywhere` in turn, question by
 question. The documents are registered. Every client puts those of a question in another order, so that
 none finds what another one left, but for a first document. With --warm, the documents of all questions
-are computed after a first one, as `ragcache corpus warm` does it; otherwise nothing is. Needs Node.js;
-the clients come from PyPI and the npm registry into a folder of their own, once.
+alone are registered, so that no server prepares others while the next one is asked, and computed after a
+first question, as `ragcache corpus warm` does it; otherwise nothing is. Needs Node.js; the clients come
+from PyPI and the npm registry into a folder of their own, once.
 """
 
 from __future__ import annotations
@@ -114,6 +115,9 @@ def main() -> None:
     asked = _parse()
     folder = prepare_clients()
     corpus, questions = read_set(asked.set, asked.questions, asked.top_k)
+    if asked.warm:
+        wanted = {one.id for question in questions for one in question.documents}
+        corpus = [one for one in corpus if one.id in wanted]
     model = str(demo_model())
     memory = ("--kv-cache-memory-bytes", str(asked.device_mib << 20))
     ours = ("--host-cache", f"{asked.host_mib}MiB")
@@ -139,7 +143,7 @@ def main() -> None:
         for server in servers[1:]:
             register(server, asked.set, corpus)
             if asked.warm:
-                warm(server, asked.set, questions)
+                warm(server, asked.set, questions[0])
         for name, command in commands(folder).items():
             if asked.clients and name not in asked.clients:
                 continue
@@ -164,16 +168,15 @@ def register(server: Server, name: str, corpus: Sequence[Document]) -> None:
     ServerCorpora(server.url).push(name, documents)
 
 
-def warm(server: Server, name: str, questions: Sequence[Question]) -> None:
-    """Ask one question, and compute the documents of all behind the beginning of its prompt."""
-    prompt = write_prompt(ORDER[0], questions[0])
+def warm(server: Server, name: str, question: Question) -> None:
+    """Ask a question, and compute all documents behind the beginning of its prompt."""
+    prompt = write_prompt(ORDER[0], question)
     body = {"model": MODEL, "messages": [{"role": "user", "content": prompt}], "max_tokens": 1}
     httpx2.post(f"{server.url}/v1/chat/completions", json=body, timeout=300).raise_for_status()
     begun = time.monotonic()
-    ids = dict.fromkeys(one.id for question in questions for one in question.documents)
-    done = ServerCorpora(server.url).warm(name, [*ids])
+    done = ServerCorpora(server.url).warm(name)
     took = time.monotonic() - begun
-    print(f"{server.name}: {done.prepared:,} of {len(ids):,} warmed in {took:.0f} s", flush=True)
+    print(f"{server.name}: {done.prepared:,} documents warmed in {took:.0f} s", flush=True)
 
 
 def play(
