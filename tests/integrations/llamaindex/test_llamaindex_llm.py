@@ -292,7 +292,7 @@ def test_cancelling_the_task_cancels_the_request(endless):
         ("", {}, EmptyPrompt),
         ("word " * 9000, {}, PromptTooLong),
         (PROMPT, {"logit_bias": {1: 1.0}}, BadRequest),
-        (PROMPT, {"top_p": 7}, ValueError),
+        (PROMPT, {"top_p": 7}, BadRequest),
     ],
 )
 def test_bad_input_is_named(llm, engine, way, prompt, options, error):
