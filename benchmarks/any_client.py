@@ -56,6 +56,9 @@ NODE = {
 """The clients of each language, and the packages that they are."""
 ORDER = [*(f"{name} (Python)" for name in PYTHON), *(f"{name} (Node)" for name in NODE)]
 
+SYSTEM = "You answer questions from the documents you are given."
+"""What the clients say first, as in clients/: documents are computed behind it."""
+
 COMPUTED = 'ragcache_prompt_tokens_total{source="computed"}'
 RECOGNISED = "ragcache_recognised_documents_total"
 WAITING = "ragcache_unprepared_prompts"
@@ -171,7 +174,8 @@ def register(server: Server, name: str, corpus: Sequence[Document]) -> None:
 def warm(server: Server, name: str, question: Question) -> None:
     """Ask a question, and compute all documents behind the beginning of its prompt."""
     prompt = write_prompt(ORDER[0], question)
-    body = {"model": MODEL, "messages": [{"role": "user", "content": prompt}], "max_tokens": 1}
+    messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": prompt}]
+    body = {"model": MODEL, "messages": messages, "max_tokens": 1}
     httpx2.post(f"{server.url}/v1/chat/completions", json=body, timeout=300).raise_for_status()
     begun = time.monotonic()
     done = ServerCorpora(server.url).warm(name)
