@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from itertools import count
 from sys import getsizeof
 from typing import NamedTuple, Self, TypeVar
 
@@ -23,8 +22,6 @@ LONGEST_SEPARATOR = 40
 """What stands between two documents has at most so many characters."""
 
 T = TypeVar("T")
-
-_numbers = count()
 
 
 class Beginning(NamedTuple):
@@ -61,7 +58,7 @@ class Beginning(NamedTuple):
     ) -> BackendRequest:
         """Return a request whose prompt has these documents in the place of the first one.
 
-        name: what its name begins with.
+        name: of the request.
         """
         text, spans = self.text[: self.span.start], []
         for number, document in enumerate(documents):
@@ -70,7 +67,7 @@ class Beginning(NamedTuple):
             text += document.text
         tokens = backend.tokenize(text, self.add_special_tokens)
         return BackendRequest(
-            f"{name}-{next(_numbers)}",
+            name,
             tokens,
             token_segments(tokens, spans),
             replace(ONE_TOKEN, add_special_tokens=self.add_special_tokens),

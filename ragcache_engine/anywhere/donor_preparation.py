@@ -192,7 +192,8 @@ class PreparingBackend(ForwardingBackend):
         """Write a prompt with this document behind the beginning of another one."""
         contexts = self._find_contexts(found, tenant)
         documents = [beginning.first, found.document]
-        request = beginning.write(self.inner, documents, tenant, "found")
+        name = f"found-{next(self._numbers)}"
+        request = beginning.write(self.inner, documents, tenant, name)
         return replace(request, contexts=contexts, planned=found.planned)
 
     async def _prepare(self, request: BackendRequest) -> None:

@@ -8,6 +8,7 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
+from uuid import uuid4
 
 from ragcache_engine.anywhere.beginnings import sets_of_each
 from ragcache_engine.checks import shown
@@ -129,7 +130,8 @@ class CorpusWarming:
     def _write(self, document_ids: Sequence[str]) -> BackendRequest:
         served = self._served
         documents = [*self._read(served.corpora, document_ids)]
-        request = self._beginning.write(served.backend, documents, self._tenant, "warm")
+        name = f"warm-{uuid4().hex}"
+        request = self._beginning.write(served.backend, documents, self._tenant, name)
         # In short steps, as others wait.
         request = replace(request, is_provisional=True)
         room = served.limits.context_tokens

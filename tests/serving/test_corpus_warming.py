@@ -24,8 +24,8 @@ SYSTEM = "Answer from these texts.\n\n"
 class Listening(MemoryBackend):
     """Remembers the prompts that it computed; the next one fails with `error`, if there is one."""
 
-    def __init__(self, **settings: float) -> None:
-        super().__init__(context_tokens=512, **settings)  # type: ignore[arg-type]
+    def __init__(self, recompute_ratio: float | None = None) -> None:
+        super().__init__(context_tokens=512, recompute_ratio=recompute_ratio)
         self.requests: list[BackendRequest] = []
         self.error: Exception | None = None
 
@@ -40,7 +40,7 @@ class Listening(MemoryBackend):
 @pytest.fixture(params=["exact", "anywhere"])
 def server(request: pytest.FixtureRequest, keys_file: Path) -> Iterator[MemoryServer]:
     is_exact = request.param == "exact"
-    backend = Listening(**({} if is_exact else {"recompute_ratio": 0.1}))
+    backend = Listening(None if is_exact else 0.1)
     reuse = {} if is_exact else {"reuse": "anywhere"}
     with serve(backend, keys_file=keys_file, reuse=reuse) as server:
         corpora_of(server).push("sea", PAGES)
@@ -79,6 +79,7 @@ def test_after_one_question_all_documents_are_computed_behind_its_beginning(serv
     firsts = [one.document_ids[0] for one in computed(server)]
     assert firsts == [f"shop:sea/{one.id}" for one in PAGES], "each begins a prompt"
     assert {one.tenant for one in computed(server)} == {"shop"}
+    assert len({one.request_id for one in computed(server)}) == len(computed(server))
 
 
 def test_what_is_cached_is_not_computed_again(server):

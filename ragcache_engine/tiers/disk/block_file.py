@@ -21,7 +21,6 @@ import contextlib
 import json
 import os
 import stat
-import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
@@ -92,7 +91,7 @@ def write(
     documents: marks of all documents up to and including this block. keys: what to encrypt it with.
     Raises OSError, and leaves no file behind then.
     """
-    nonce = os.urandom(NONCE_BYTES)
+    nonce = os.urandom(NONCE_BYTES) if keys else b""
     header = _header(origin, name, documents, payload, keys, nonce)
     start = MAGIC + len(header).to_bytes(4, "little") + header
     parts: tuple[bytes | memoryview, ...]
@@ -143,24 +142,13 @@ def read(
             if _read_exactly(file.fileno(), CHECKSUM_BYTES) != checksum.digest():
                 raise UnusableFile(f"{path} is damaged")
         else:
-            sealed = _buffer_of(target.nbytes + CHECKSUM_BYTES)
+            sealed = keys.buffer(target.nbytes + CHECKSUM_BYTES)
             _read_into(file.fileno(), sealed)
             if not keys.decrypt(owner_in(name), _read_nonce(header), sealed, start, target):
                 raise UnusableFile(f"{path} is damaged, or its key is gone")
         if os.read(file.fileno(), 1):
             raise UnusableFile(f"{path} is longer than it says")
     return len(start) + target.nbytes + CHECKSUM_BYTES
-
-
-_buffers = threading.local()
-
-
-def _buffer_of(size_bytes: int) -> memoryview:
-    """Return this thread's memory for what is encrypted: new memory takes longer than reading."""
-    buffer: bytearray | None = getattr(_buffers, "memory", None)
-    if buffer is None or len(buffer) < size_bytes:
-        buffer = _buffers.memory = bytearray(size_bytes)
-    return memoryview(buffer)[:size_bytes]
 
 
 def _read_nonce(header: Mapping[str, Any]) -> bytes:

@@ -15,6 +15,7 @@ import contextlib
 import logging
 import os
 import shutil
+import threading
 from collections.abc import Container, Sequence
 from functools import lru_cache
 from hashlib import blake2b
@@ -50,7 +51,7 @@ class KeyRing:
         keys = folder / FOLDER
         self._place = keys / _id_of(masters[0])
         self._ciphers: dict[str, AESGCM] = {}
-        self._lock = Lock()
+        self._lock, self._buffers = Lock(), threading.local()
         self.is_new = not self._place.is_dir()
         for made in (folder, keys, self._place):
             made.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -86,6 +87,13 @@ class KeyRing:
         except (InvalidTag, ValueError):
             return False
         return True
+
+    def buffer(self, size_bytes: int) -> memoryview:
+        """Return this thread's memory for what is encrypted: new memory takes longer than reading."""
+        memory: bytearray | None = getattr(self._buffers, "memory", None)
+        if memory is None or len(memory) < size_bytes:
+            memory = self._buffers.memory = bytearray(size_bytes)
+        return memoryview(memory)[:size_bytes]
 
     def _cipher_of(self, owner: str) -> AESGCM:
         with self._lock:
