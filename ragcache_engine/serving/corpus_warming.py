@@ -142,11 +142,8 @@ class CorpusWarming:
             )
         if not self._borrows:
             return request
-        contexts = {}
-        for one in documents:
-            if (near := served.corpora.neighbour(one.id)) is not None:
-                tokenize = served.backend.tokenize
-                contexts[one.id] = served.contexts.find(tokenize, one.text, near)
+        tokenize = served.backend.tokenize
+        contexts = served.contexts.of_registered(tokenize, documents, served.corpora)
         return replace(request, contexts=contexts, makes_donors=True, recompute_ratio=0.0)
 
     def _read(self, corpora: Corpora, document_ids: Sequence[str]) -> Iterator[Document]:

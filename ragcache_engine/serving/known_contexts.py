@@ -10,6 +10,7 @@ from threading import Lock
 from typing import NamedTuple
 
 from ragcache_engine.anywhere.neighbours import ENOUGH, Tokenize, context_behind
+from ragcache_engine.corpora.registered import Corpora
 from ragcache_engine.latest_items import LatestItems
 from ragcache_engine.tiers.borrowing.context import Context
 from ragcache_engine.values import Document
@@ -52,6 +53,15 @@ class KnownContexts:
             with self._lock:
                 self._known[name] = known
         return known._replace(token_ids=tuple(known.token_ids))
+
+    def of_registered(
+        self, tokenize: Tokenize, documents: Iterable[Document], corpora: Corpora
+    ) -> dict[str, Context]:
+        """Return the contexts of those registered documents that have a neighbour."""
+        near = [(one, corpora.neighbour(one.id)) for one in documents]
+        return {
+            one.id: self.find(tokenize, one.text, other) for one, other in near if other is not None
+        }
 
     def forget(self, document_ids: Iterable[str]) -> None:
         """Remember no document that is stored behind one of these."""

@@ -53,9 +53,5 @@ class NearDocuments:
                 self._found.note(near, None, request.tenant, None)
 
     def _find_contexts(self, found: Found, tenant: str | None) -> Mapping[str, Context]:
-        document = found.document
-        neighbour = self._corpora.neighbour(document.id)
-        if neighbour is None:
-            return {}
         tokenize = self._preparing.tokenize
-        return {document.id: self._contexts.find(tokenize, document.text, neighbour)}
+        return self._contexts.of_registered(tokenize, [found.document], self._corpora)
