@@ -92,22 +92,23 @@ def servers(door: httpx2.Client, want: int = 2) -> dict[int, int]:
     return met
 
 
-def test_the_same_beginning_goes_to_the_same_replica(door: httpx2.Client):
-    replicas: dict[str, str] = {}
-    for number in range(12):
-        prompt = f"{number} " * 600
-        replicas[prompt] = ask(door, prompt)[1]
-        if len(set(replicas.values())) == 2:
-            break
-    assert len(set(replicas.values())) == 2
-    assert {prompt: ask(door, prompt)[1] for prompt in replicas} == replicas
+def test_the_same_beginning_goes_to_the_same_replica_and_all_replicas_get_some(
+    door: httpx2.Client,
+):
+    # Few enough that even one replica that is the home of them all stays below its share of the work.
+    prompts = [f"{number} " * 600 for number in range(4)]
+    replicas = [ask(door, prompt)[1] for prompt in prompts]
+    assert [ask(door, prompt)[1] for prompt in prompts] == replicas
+    others = {ask(door, f"{number} " * 600)[1] for number in range(4, 20)}
+    assert len(others | set(replicas)) == 2
 
 
 def test_a_client_of_ours_works_on_a_fleet(fleet: str):
     tides = Document("tides", "The moon pulls the oceans. " * 9)
     with RAGCacheEngine.connect(fleet, api_key=OPERATOR) as engine:
-        first = engine.generate(f"{tides.text}\n\nWhy?", [tides])
-        assert first.text
+        # Balance may send the second elsewhere. Then both replicas have the document.
+        for _ in range(2):
+            assert engine.generate(f"{tides.text}\n\nWhy?", [tides]).text
         assert engine.generate(f"{tides.text}\n\nWhy?", [tides]).usage.cached.total > 0
         engine.forget(["tides"])
         assert engine.generate(f"{tides.text}\n\nWhy?", [tides]).usage.cached.total == 0
