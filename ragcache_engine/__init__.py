@@ -23,6 +23,7 @@ from ragcache_engine.errors import (
     BackendUnavailable,
     BadRequest,
     CannotBorrow,
+    CannotKeep,
     ConfigError,
     CorpusTooLarge,
     EmptyIndex,
@@ -37,6 +38,7 @@ from ragcache_engine.errors import (
     IndexOutOfStep,
     InvalidArgument,
     InvalidTopK,
+    KeepLimitReached,
     KeyRefused,
     ModelNotFound,
     NoChatTemplate,
@@ -90,6 +92,7 @@ from ragcache_engine.values import (
     TokenLogprob,
     Usage,
 )
+from ragcache_engine.warming.keep import KeptDocuments
 from ragcache_engine.warming.plan import Warmed
 
 __version__ = "0.1.0"
@@ -104,6 +107,7 @@ __all__ = [
     "CacheStats",
     "CachedTokens",
     "CannotBorrow",
+    "CannotKeep",
     "ChatPrompt",
     "ConfigError",
     "Corpus",
@@ -133,6 +137,8 @@ __all__ = [
     "IndexOutOfStep",
     "InvalidArgument",
     "InvalidTopK",
+    "KeepLimitReached",
+    "KeptDocuments",
     "KeyRefused",
     "MemoryBackend",
     "ModelLimits",

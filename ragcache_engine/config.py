@@ -98,6 +98,7 @@ class EngineConfig(BaseModel):
       exactly, while no request runs; `stats().drift` tells how unlike they were. If a calibration gave
       the ratio, and the last ones were less alike than it wants, the engine borrows no more and logs a
       warning. 0: never; see docs/guides/calibrating.md.
+    kept_share: which part of the host tier, and of the disk tier, `keep` may keep from eviction, 0 to 1.
     cost_profile: the file that `ragcache profile` wrote for this model and machine: how long computing
       and loading take. Without it, the engine begins with a rough formula and learns from the steps it
       sees.
@@ -150,6 +151,7 @@ class EngineConfig(BaseModel):
     donors: DonorKind = "neighbours"
     missing_donors: MissingDonors = "later"
     recheck_share: float = Field(default=0.01, ge=0, le=1)
+    kept_share: float = Field(default=0.5, ge=0, le=1)
     cost_profile: Path | None = None
     request_timeout_s: float = Field(default=120.0, gt=0)
     speculation: SpeculationMode = "auto"

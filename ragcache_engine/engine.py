@@ -8,9 +8,10 @@ from collections.abc import AsyncGenerator, Hashable, Iterable, Iterator, Mappin
 from concurrent.futures import Future
 from contextlib import aclosing, contextmanager
 from dataclasses import replace
+from datetime import datetime
 from functools import partial
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, cast
 
 from ragcache_engine.anywhere.calibration import find_calibration, with_ratio
 from ragcache_engine.anywhere.corpus import Corpus
@@ -57,6 +58,7 @@ from ragcache_engine.requests.runtime import Runtime
 from ragcache_engine.requests.streams import AnswerStream, join_pieces, read_async
 from ragcache_engine.retrievals.document_order import DocumentOrdering
 from ragcache_engine.retrievals.tracker import RetrievalInProgress, RetrievalTracker
+from ragcache_engine.tiers.kept import KeepOrder
 from ragcache_engine.tiers.tree_snapshot import MOST_DOCUMENTS, TreeSnapshot
 from ragcache_engine.values import (
     Answer,
@@ -66,6 +68,14 @@ from ragcache_engine.values import (
     SamplingOptions,
     TokenizedPrompt,
     require_options,
+)
+from ragcache_engine.warming.keep import (
+    Keeping,
+    KeepingBackend,
+    KeptDocuments,
+    KeptTier,
+    as_sets,
+    make_order,
 )
 from ragcache_engine.warming.plan import Prefill, Warmed, plan_prefills
 from ragcache_engine.warming.prefill import Prefiller, prefill_all, prefill_all_async
@@ -111,6 +121,7 @@ class RAGCacheEngine:
         self._templates, forgotten = TemplateBook(), ForgetLog()
         templates = self._templates
         backend = WithdrawingBackend(backend or _make_backend(config), forgotten)
+        backend = KeepingBackend(backend)
         idle = with_idle_work(
             backend,
             prepares_later=config.prepares_later,
@@ -473,6 +484,159 @@ class RAGCacheEngine:
             partial(self._plan_warming, document_sets, template, chain, corpus, neighbours, tenant)
         )
         return await prefill_all_async(prefills, prefiller, self.threads.search, progress=progress)
+
+    def keep(
+        self,
+        documents: Iterable[Document | str | Sequence[Document | str]],
+        *,
+        tier: KeptTier | None = None,
+        for_s: float | None = None,
+        until: datetime | None = None,
+        template: str | Render | None = None,
+        chain: Hashable = None,
+        corpus: Iterable[Document] = (),
+        neighbours: Corpus | None = None,
+        tenant: str | None = None,
+        progress: bool = False,
+    ) -> tuple[KeptDocuments, ...]:
+        """Keep documents in a tier: nothing evicts them from it. What is missing of them is computed now.
+
+            >>> handbook = Document("handbook", "Whoever is last turns off the lights. " * 9)
+            >>> with RAGCacheEngine(EngineConfig(backend="memory", host_cache="1GiB")) as engine:
+            ...     (kept,) = engine.keep([handbook], for_s=86400, template="{context}\\n\\n{question}")
+            >>> kept.documents, kept.tier, kept.tokens, kept.held_tokens
+            (('handbook',), 'host', 64, 64)
+
+        documents: each alone, as the first one of prompts; or a sequence of several that stand in prompts
+          one behind the other. Ids, or Documents with the texts that prompts will contain.
+        tier: "disk" or "host"; None: the disk if the engine has one. What is kept on the disk survives
+          this process. What is kept in host memory comes back when the model is started again; a new
+          process has to be asked again.
+        for_s: how many seconds; until: until when, a datetime. Without either: until `release`.
+        template, chain, corpus, neighbours, tenant: as in `warm`.
+        progress: show a bar on standard error.
+        A set that is kept already is kept as this call says. `forget` ends all keeping of a document.
+        Return what is kept. It says how much of it has reached the tier: all, unless the disk failed or
+        other requests evicted it on its way; that is computed again when the engine is idle.
+        Raises KeepLimitReached if more than kept_share of the tier were kept, and then keeps nothing that
+        was not kept before; CannotKeep, PromptTooLong, or what `warm` raises, before any work.
+        """
+        order = self._order_to_keep(tier, for_s, until)
+        requests = self._plan_keeping(documents, template, chain, corpus, neighbours, tenant)
+        return self._begin_keeping(order, *requests, progress).result()
+
+    async def akeep(
+        self,
+        documents: Iterable[Document | str | Sequence[Document | str]],
+        *,
+        tier: KeptTier | None = None,
+        for_s: float | None = None,
+        until: datetime | None = None,
+        template: str | Render | None = None,
+        chain: Hashable = None,
+        corpus: Iterable[Document] = (),
+        neighbours: Corpus | None = None,
+        tenant: str | None = None,
+        progress: bool = False,
+    ) -> tuple[KeptDocuments, ...]:
+        """Keep documents: `keep` for coroutines. Cancelling the task ends the prefills."""
+        self._runtime.require_open()
+        order = self._order_to_keep(tier, for_s, until)
+        requests = await self.threads.search(
+            partial(self._plan_keeping, documents, template, chain, corpus, neighbours, tenant)
+        )
+        return await asyncio.wrap_future(self._begin_keeping(order, *requests, progress))
+
+    def _order_to_keep(
+        self, tier: KeptTier | None, for_s: float | None, until: datetime | None
+    ) -> KeepOrder:
+        has_disk = self.config.disk_cache > 0
+        return make_order(
+            tier or ("disk" if has_disk else "host"),
+            for_s,
+            until,
+            limits=self.limits,
+            has_disk=has_disk,
+            most=self.config.kept_share,
+        )
+
+    def _plan_keeping(
+        self,
+        documents: Iterable[Document | str | Sequence[Document | str]],
+        template: str | Render | None,
+        chain: Hashable,
+        corpus: Iterable[Document],
+        neighbours: Corpus | None,
+        tenant: str | None,
+    ) -> tuple[Prefiller, list[PreparedRequest]]:
+        """Return the requests that prefill what is to be kept, each set once, and what runs them."""
+        prefiller = self._prefiller(tenant, only_missing=False)
+        sets = as_sets(documents)
+        prefills = self._plan_warming(sets, template, chain, corpus, neighbours, tenant)
+        requests = [prefiller.prepare(prefill) for prefill in prefills]
+        each = {tuple(one.request.document_ids): one for one in requests}
+        return prefiller, list(each.values())
+
+    def _begin_keeping(
+        self,
+        order: KeepOrder,
+        prefiller: Prefiller,
+        requests: Sequence[PreparedRequest],
+        progress: bool,
+    ) -> Future[tuple[KeptDocuments, ...]]:
+        async def keep(backend: Backend) -> tuple[KeptDocuments, ...]:
+            keeping = Keeping(backend, prefiller, requests, order)
+            return tuple(map(KeptDocuments.of, await keeping.run(progress=progress)))
+
+        return self._runtime.call_backend(keep, "keep documents")
+
+    def release(
+        self, documents: Iterable[str | Sequence[str]], *, tenant: str | None = None
+    ) -> None:
+        """Keep documents no longer. They stay cached, and may be evicted from now on.
+
+        documents: ids, or sequences of ids, as they were given to `keep`; others are ignored.
+        Raises CannotKeep, EngineClosed, EngineDied or RequestTimedOut.
+        """
+        self._begin_release(documents, tenant).result()
+
+    async def arelease(
+        self, documents: Iterable[str | Sequence[str]], *, tenant: str | None = None
+    ) -> None:
+        """Keep documents no longer: `release` for coroutines."""
+        await finish_even_if_cancelled(self._begin_release(documents, tenant))
+
+    def _begin_release(
+        self, documents: Iterable[str | Sequence[str]], tenant: str | None
+    ) -> Future[None]:
+        self._runtime.require_this_process()
+        tenant = require_tenant(tenant)
+        sets = [
+            tuple(_require_ids([one] if isinstance(one, str) else cast("Iterable[str]", one)))
+            for one in require_items(documents, object, "documents", 'such as ["handbook"]')
+        ]
+        return self._runtime.call_backend(
+            lambda backend: backend.release(sets, tenant), "keep documents no longer"
+        )
+
+    def kept(self) -> tuple[KeptDocuments, ...]:
+        """Return what is kept, of all tenants, in the order in which that was asked for.
+
+        What an earlier process kept on the disk is listed once this one was asked to keep it.
+        Raises CannotKeep, EngineClosed, EngineDied or RequestTimedOut.
+        """
+        return self._begin_listing_kept().result()
+
+    async def akept(self) -> tuple[KeptDocuments, ...]:
+        """Return what is kept: `kept` for coroutines."""
+        return await asyncio.wrap_future(self._begin_listing_kept())
+
+    def _begin_listing_kept(self) -> Future[tuple[KeptDocuments, ...]]:
+        async def look(backend: Backend) -> tuple[KeptDocuments, ...]:
+            return tuple(map(KeptDocuments.of, await backend.kept()))
+
+        self._runtime.require_this_process()
+        return self._runtime.call_backend(look, "tell what it keeps")
 
     def _prefiller(self, tenant: str | None, only_missing: bool) -> Prefiller:
         return Prefiller(

@@ -81,6 +81,10 @@ class CannotBorrow(ConfigError):
     """reuse="anywhere" does not work with this model, backend or argument of vLLM."""
 
 
+class CannotKeep(ConfigError):
+    """The engine cannot keep documents from eviction."""
+
+
 class UnusableCalibration(ConfigError):
     """The file that `ragcache calibrate` wrote cannot be read, is damaged, or is another model's."""
 
@@ -126,6 +130,10 @@ class RequestTooSlow(BadRequest):
 
 class CorpusTooLarge(BadRequest):
     """The server has no room for more registered documents; those that it has stay."""
+
+
+class KeepLimitReached(BadRequest):
+    """Documents would take more of a tier than may be kept there; nothing is kept that was not before."""
 
 
 class UnsupportedGuide(BadRequest):

@@ -16,6 +16,7 @@ from ragcache_engine.protocols import (
     ReasoningReader,
 )
 from ragcache_engine.tiers.counters import Counters
+from ragcache_engine.tiers.kept import KeepOrder, Kept
 from ragcache_engine.tiers.tree_snapshot import TreeSnapshot
 from ragcache_engine.values import ModelLimits, SamplingOptions, TokenizedPrompt
 
@@ -68,6 +69,15 @@ class ForwardingBackend:
     async def touch_if_cached(self, requests: Sequence[BackendRequest]) -> list[bool]:
         return await self.inner.touch_if_cached(requests)
 
+    async def keep(self, requests: Sequence[BackendRequest], order: KeepOrder) -> Sequence[Kept]:
+        return await self.inner.keep(requests, order)
+
+    async def release(self, documents: Sequence[tuple[str, ...]], tenant: str | None) -> None:
+        await self.inner.release(documents, tenant)
+
+    async def kept(self) -> Sequence[Kept]:
+        return await self.inner.kept()
+
     async def snapshot(
         self, documents: int, *, with_bloom_filter: bool = False
     ) -> TreeSnapshot | None:
@@ -88,7 +98,20 @@ class WithdrawingBackend(ForwardingBackend):
         self._forgotten = forgotten
 
     def generate(self, request: BackendRequest) -> AsyncGenerator[Delta, None]:
-        if request.planned is not None:
-            names = self._forgotten.since(request.planned, request.named_documents)
-            request = replace(request, withdrawn=names)
-        return self.inner.generate(request)
+        return self.inner.generate(replace(request, withdrawn=self._withdrawn(request)))
+
+    async def keep(self, requests: Sequence[BackendRequest], order: KeepOrder) -> Sequence[Kept]:
+        """Keep nothing of what was forgotten since it was planned: none of its tokens."""
+        alive = [one for one in requests if not self._withdrawn(one)]
+        kept = iter(await self.inner.keep(alive, order) if alive else ())
+        return [
+            Kept(tuple(one.document_ids), one.tenant, order.tier.value, order.until_s, 0, 0)
+            if self._withdrawn(one)
+            else next(kept)
+            for one in requests
+        ]
+
+    def _withdrawn(self, request: BackendRequest) -> Sequence[str]:
+        if request.planned is None:
+            return request.withdrawn
+        return self._forgotten.since(request.planned, request.named_documents)

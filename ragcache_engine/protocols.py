@@ -11,6 +11,7 @@ from ragcache_engine.chat import ToolReader
 from ragcache_engine.prompt.segments import Span
 from ragcache_engine.tiers.borrowing.context import Context
 from ragcache_engine.tiers.counters import Counters
+from ragcache_engine.tiers.kept import KeepOrder, Kept
 from ragcache_engine.tiers.provenance import PromptSources, ReuseReport
 from ragcache_engine.tiers.tree_snapshot import TreeSnapshot
 from ragcache_engine.values import (
@@ -292,6 +293,26 @@ class Backend(Protocol):
 
         That counts as a use of the documents of those that are no guesses. False where a backend cannot
         tell. Raises EngineDied if the model's process is gone.
+        """
+
+    async def keep(self, requests: Sequence[BackendRequest], order: KeepOrder) -> Sequence[Kept]:
+        """Keep from eviction what these requests would leave in the cache, all or none.
+
+        Computes nothing; what is missing is kept once it is computed. Returns for each request what is
+        kept of it now.
+        Raises NoRoomToKeep, CannotKeep, or EngineDied if the model's process is gone.
+        """
+
+    async def release(self, documents: Sequence[tuple[str, ...]], tenant: str | None) -> None:
+        """Keep these sets of a tenant's documents no longer. Those that are not kept are ignored.
+
+        Raises CannotKeep or EngineDied.
+        """
+
+    async def kept(self) -> Sequence[Kept]:
+        """Return what is kept, in the order in which that was asked for.
+
+        Raises CannotKeep or EngineDied.
         """
 
     async def snapshot(

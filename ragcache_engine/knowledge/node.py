@@ -28,7 +28,7 @@ class Segment(NamedTuple):
     digest: bytes = b""
 
 
-NOTHING_BELOW = (0,) * len(TIERS)
+NOTHING_BELOW = NOT_KEPT = (0,) * len(TIERS)
 
 
 class Node:
@@ -44,6 +44,7 @@ class Node:
     below: for each tier, how many of the node's children have blocks there, themselves or, if they own
       none, further down.
     pins: running requests that need the node.
+    kept: for each tier, by how many orders the node is kept from eviction there.
     """
 
     __slots__ = (
@@ -53,6 +54,7 @@ class Node:
         "cost_s_per_token",
         "documents",
         "end",
+        "kept",
         "last_use",
         "parent",
         "pins",
@@ -77,6 +79,7 @@ class Node:
         self.resident = [0] * len(TIERS)
         self.below: Sequence[int] = NOTHING_BELOW  # most nodes are leaves, and share this
         self.pins = 0
+        self.kept: Sequence[int] = NOT_KEPT  # nearly all nodes share this
 
     def __repr__(self) -> str:
         return f"Node({'/'.join(reversed([step.label for step in self.upwards()]))})"
@@ -111,6 +114,12 @@ class Node:
         below = list(self.below)
         below[rank] += children
         self.below = below if any(below) else NOTHING_BELOW
+
+    def add_kept(self, rank: int, orders: int) -> None:
+        """Count that many more orders (fewer, if negative) to keep the node in the tier of this rank."""
+        kept = list(self.kept)
+        kept[rank] += orders
+        self.kept = tuple(kept) if any(kept) else NOT_KEPT
 
     def fold_cost(self, cost_s_per_token: float) -> None:
         """Update the running mean of the cost with one more prefill. Source: formula 4."""

@@ -95,6 +95,10 @@ class Residency:
                     else:
                         policy.used(node)
 
+    def note_let_go(self, node: Node, rank: int) -> None:
+        """Tell the tier's policy of a node that no order keeps any more, if it can be evicted again."""
+        self._tell_evictable(node, rank)
+
     def note_unpinned(self, node: Node) -> None:
         """Tell the policies of the node if it can be evicted again."""
         for rank in self._ranks:
@@ -165,12 +169,13 @@ class Residency:
 
     def _evictable_in(self, rank: int) -> Callable[[Node], bool]:
         def is_evictable(node: Node) -> bool:
-            return not node.pins and node.resident[rank] > 0 and not node.below[rank]
+            may_leave = not node.pins and not node.kept[rank]
+            return may_leave and node.resident[rank] > 0 and not node.below[rank]
 
         return is_evictable
 
     def _tell_evictable(self, node: Node, rank: int) -> None:
-        if not node.pins and node.resident[rank] and not node.below[rank]:
+        if self._is_evictable[rank](node):
             self.policies[rank].became_evictable(node)
 
     def _make_room(

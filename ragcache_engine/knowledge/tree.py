@@ -78,6 +78,7 @@ class KnowledgeTree:
         self._recent: deque[Node] = deque()
         self._nodes = 0
         self._known_blocks = 0
+        self._kept_blocks = [0] * len(TIERS)
         self._uses = 0
 
     def __len__(self) -> int:
@@ -91,6 +92,10 @@ class KnowledgeTree:
     def used(self, tier: Tier) -> int:
         """Blocks in the tier now."""
         return self._residency.used[RANK[tier]]
+
+    def kept(self, tier: Tier) -> int:
+        """Blocks of the nodes that are kept in the tier, whether they are there yet or not."""
+        return self._kept_blocks[RANK[tier]]
 
     def policy(self, tier: Tier) -> EvictionPolicy:
         """The eviction policy of the tier."""
@@ -122,8 +127,8 @@ class KnowledgeTree:
         """Cut a node in two where its paths part; return the upper half, which is a new node.
 
         upper, lower: what each half stands for; upper's tokens are whole blocks, and lower's the rest.
-          Blocks keep their tiers. The lower half keeps its uses, its children and its pins. The upper
-          half is not pinned, and counts its uses from now on.
+          Blocks keep their tiers, and are kept there as before. The lower half keeps its uses, its
+          children and its pins. The upper half is not pinned, and counts its uses from now on.
         Raises ValueError if the node cannot be cut there.
         """
         parent = node.parent
@@ -137,7 +142,7 @@ class KnowledgeTree:
         del parent.children[node.segment]
         half = self.child(parent, upper)
         half.cost_s_per_token, half.prefills = node.cost_s_per_token, node.prefills
-        half.last_use, half.documents = node.last_use, node.documents
+        half.last_use, half.documents, half.kept = node.last_use, node.documents, node.kept
         half.children = {lower: node}
         node.segment, node.parent = lower, half
         node.blocks -= half.blocks
@@ -158,6 +163,7 @@ class KnowledgeTree:
             node.parent is not None
             and not node.uses
             and not node.pins
+            and not any(node.kept)
             and not node.children
             and not any(node.resident)
         ):
@@ -166,7 +172,10 @@ class KnowledgeTree:
             node = parent
 
     def remove(self, doomed: Iterable[Node]) -> list[FreedBlocks]:
-        """Forget nodes that nobody has pinned, with all nodes below them, in every tier."""
+        """Forget nodes that nobody has pinned, with all nodes below them, in every tier.
+
+        Those that are kept, too.
+        """
         freed: list[FreedBlocks] = []
         for node in doomed:
             parent = node.parent
@@ -208,6 +217,31 @@ class KnowledgeTree:
             node.pins -= 1
             if not node.pins:
                 self._residency.note_unpinned(node)
+                if not node.uses:
+                    self.prune(node)
+
+    def keep(self, nodes: Iterable[Node], tier: Tier) -> None:
+        """Let no eviction take the blocks of these nodes from the tier, until `let_go`.
+
+        nodes: a path with all its parents. That holds once all their blocks are in the tier. `remove`
+        and `drop` take them all the same.
+        """
+        rank = RANK[tier]
+        for node in nodes:
+            if not node.kept[rank]:
+                self._kept_blocks[rank] += node.blocks
+            node.add_kept(rank, 1)
+
+    def let_go(self, nodes: Iterable[Node], tier: Tier) -> None:
+        """Undo one `keep` of each node. Raises ValueError for a node that is not kept."""
+        rank = RANK[tier]
+        for node in nodes:
+            if node.kept[rank] < 1:
+                raise ValueError(f"{node} is not kept in {tier}")
+            node.add_kept(rank, -1)
+            if not node.kept[rank]:
+                self._kept_blocks[rank] -= node.blocks
+                self._residency.note_let_go(node, rank)
                 if not node.uses:
                     self.prune(node)
 
@@ -273,10 +307,11 @@ class KnowledgeTree:
         return self._prune_freed(self._residency.drop(node, RANK[tier], keep))
 
     def set_capacity(self, tier: Tier, blocks: int) -> list[FreedBlocks]:
-        """Change a tier's budget. All or nothing: ValueError if running requests hold more."""
+        """Change a tier's budget. All or nothing: ValueError if more blocks are pinned or kept there."""
         rank = RANK[tier]
-        if blocks < sum(node.resident[rank] for node in self._root.downwards() if node.pins):
-            raise ValueError(f"{tier} cannot shrink to {blocks} blocks: running requests hold more")
+        nodes = self._root.downwards()
+        if blocks < sum(node.resident[rank] for node in nodes if node.pins or node.kept[rank]):
+            raise ValueError(f"{tier} cannot shrink to {blocks} blocks: more are pinned or kept")
         self._residency.set_capacity(rank, blocks)
         return self._prune_freed(self._residency.shrink(rank, blocks))
 
@@ -304,6 +339,8 @@ class KnowledgeTree:
         node.parent = None
         self._nodes -= 1
         self._known_blocks -= node.blocks
+        for rank, orders in enumerate(node.kept):
+            self._kept_blocks[rank] -= node.blocks if orders else 0
         if self._forgotten:
             self._forgotten(node)
 
@@ -325,5 +362,9 @@ class KnowledgeTree:
             assert node.blocks == node.end // self.block_tokens - parent.end // self.block_tokens
             assert node.uses == window.count(node)
             assert node.pins >= 0
-            assert node.uses or node.pins or node.children or any(node.resident), "not pruned"
+            assert all(orders >= 0 for orders in node.kept)
+            is_needed = node.uses or node.pins or any(node.kept)
+            assert is_needed or node.children or any(node.resident), "not pruned"
+        for rank, blocks in enumerate(self._kept_blocks):
+            assert blocks == sum(node.blocks for node in nodes if node.kept[rank])
         self._residency.check(nodes)

@@ -6,12 +6,12 @@ import atexit
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
 from itertools import count
-from typing import Any
+from typing import Any, TypeVar
 
 from ragcache_engine.anywhere.neighbours import ContextsOf, without_contexts
 from ragcache_engine.cache_stats import CacheStats
@@ -31,6 +31,8 @@ from ragcache_engine.tiers.tree_snapshot import TreeSnapshot
 from ragcache_engine.values import ModelLimits
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 Report = Callable[[], Mapping[str, Any]]
 
@@ -173,6 +175,16 @@ class Runtime:
         """
         self._require_not_closing()
         return self._thread.submit(self._upkeep.touch_if_cached(requests))
+
+    def call_backend(
+        self, work: Callable[[Backend], Coroutine[Any, Any, T]], asked: str
+    ) -> Future[T]:
+        """Begin other work with the backend, on the engine's loop. Takes what CacheUpkeep.call does.
+
+        The future raises what that does.
+        """
+        self._require_not_closing()
+        return self._thread.submit(self._upkeep.call(work, asked))
 
     def stats(self) -> CacheStats:
         """Return all of the engine's counters, as of now. Raises EngineInOtherProcess."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from ragcache_engine.errors import EngineClosed, EngineError, RequestTimedOut
@@ -58,6 +58,13 @@ class CacheUpkeep:
         return await self._end_when_silent(
             self._backend.touch_if_cached(requests), "look up documents"
         )
+
+    async def call(self, work: Callable[[Backend], Coroutine[Any, Any, T]], asked: str) -> T:
+        """Do work with the backend. asked: what the engine was asked to do, for errors.
+
+        Raises what the work does, RequestTimedOut, EngineDied or EngineClosed.
+        """
+        return await self._end_when_silent(work(self._backend), asked)
 
     async def snapshot(self, documents: int) -> TreeSnapshot | None:
         """Return the knowledge tree as of now. Raises RequestTimedOut, EngineDied or EngineClosed."""

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from ragcache_engine.simulation.clock import VirtualClock
 from ragcache_engine.simulation.copy_lane import CopyLane, has_passed
+from ragcache_engine.tiers.disk.kept_files import KeptFile
 from ragcache_engine.tiers.disk.transfers import BlockCopy, FinishedCopy
 from ragcache_engine.tiers.node_record import Key
 
@@ -55,6 +56,15 @@ class SimulatedDisk:
 
     def note_forgotten(self, times: Mapping[str, int]) -> None:
         """Do nothing: no other engine uses this disk."""
+
+    kept_elsewhere = 0
+    """No other engine uses this disk."""
+
+    def keep_files(self, kept: KeptFile) -> None:
+        """Do nothing: the tree alone removes files, and this disk ends with the process."""
+
+    def release_files(self, name: str) -> None:
+        """Do nothing, as `keep_files` does."""
 
     def read(self, copy: BlockCopy, *, is_urgent: bool = False) -> None:
         """Copy a file into a host slot."""

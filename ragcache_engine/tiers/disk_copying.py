@@ -12,6 +12,8 @@ from ragcache_engine.knowledge import Node, Tier
 from ragcache_engine.knowledge.tier import RANK
 from ragcache_engine.tiers.block_index import BlockIndex
 from ragcache_engine.tiers.counters import DiskState
+from ragcache_engine.tiers.disk.kept_files import KeptFile
+from ragcache_engine.tiers.disk.naming import Naming
 from ragcache_engine.tiers.disk.transfers import BlockCopy, DiskTransfers, FinishedCopy
 from ragcache_engine.tiers.node_record import B, Key
 from ragcache_engine.tiers.requests import TrackedRequest
@@ -26,7 +28,8 @@ HOST, DISK = RANK[Tier.HOST], RANK[Tier.DISK]
 class DiskCopying(Generic[B]):
     """Reads blocks into host slots and writes them from there. Without a disk, no method does anything.
 
-    speeds: this class records the speed of reading in them.
+    speeds: this class records the speed of reading in them. naming: marks documents on the disk; None
+    without one.
     """
 
     def __init__(self, index: BlockIndex[B], speeds: Speeds) -> None:
@@ -35,6 +38,7 @@ class DiskCopying(Generic[B]):
         self._host = index.host
         self._counters = index.counters
         self._speeds = speeds
+        self.naming: Naming | None = None
         self._reading: dict[str, Key] = {}  # file name -> block, from file to slot
         self._writing: dict[str, Key] = {}  # file name -> block, from slot to file
 
@@ -108,6 +112,10 @@ class DiskCopying(Generic[B]):
             if upto > known:
                 self._keep_files(node, known, upto, force=True)
             at += node.blocks
+
+    def is_written(self, name: str) -> bool:
+        """Return whether the file of this name is not on its way to the disk."""
+        return name not in self._writing
 
     def _keep_files(self, node: Node, start: int, upto: int, *, force: bool = False) -> bool:
         """Count the node's first `upto` blocks as on disk; return False if there is no room for all."""
@@ -195,10 +203,13 @@ class DiskCopying(Generic[B]):
         """Return whether to write the node's blocks: the disk has room, or they were used more than
         once.
 
-        A disk wears out, and most documents are never asked for twice.
+        A disk wears out, and most documents are never asked for twice. Those that are to be kept there
+        are written all the same.
         """
         if self._transfers is None or not self._transfers.is_writable:
             return False
+        if node.kept[DISK]:
+            return True
         free = self._tree.capacity(Tier.DISK) - self._tree.used(Tier.DISK)
         return free >= blocks or uses > 1
 
@@ -215,10 +226,11 @@ class DiskCopying(Generic[B]):
                 name, slot = names[at] if names else None, record.slots[at]
                 if name is None or slot is None or name in self._writing:
                     break
+                is_kept = node.kept[DISK] > 0
                 if (
-                    transfers.pending_writes >= MOST_WRITES
+                    (transfers.pending_writes >= MOST_WRITES and not is_kept)
                     or not self.wants(node, 1, uses=node.uses)
-                    or not self._keep_files(node, at, at + 1)
+                    or not self._keep_files(node, at, at + 1, force=is_kept)
                 ):
                     self._counters.unwritten += 1
                     break
@@ -233,6 +245,24 @@ class DiskCopying(Generic[B]):
         self.offer(sorted(nodes, key=lambda node: (-node.uses, node.end)))
 
     # -- what other engines do ---------------------------------------------------------------------
+
+    def name_kept(self, documents: Sequence[str], tenant: str | None) -> str | None:
+        """Return the name under which kept documents are known there; None without a disk."""
+        return None if self.naming is None else self.naming.kept(documents, tenant)
+
+    def keep_files(self, kept: KeptFile) -> None:
+        """Let no engine on the folder remove these files to make room; see KeptFiles."""
+        if self._transfers is not None:
+            self._transfers.keep_files(kept)
+
+    def release_files(self, name: str) -> None:
+        """Undo `keep_files` for the documents of this name."""
+        if self._transfers is not None:
+            self._transfers.release_files(name)
+
+    def count_kept_elsewhere(self) -> int:
+        """Return how many blocks others keep in the folder, or processes before this one kept."""
+        return 0 if self._transfers is None else self._transfers.kept_elsewhere
 
     def take_forgotten(self) -> dict[str, int]:
         """Return what other engines on the disk have forgotten; see DiskTransfers.take_forgotten."""
@@ -285,6 +315,9 @@ class DiskCopying(Generic[B]):
         self._counters.unwritten += 1
         if key is not None:
             self._drop(key, (Tier.DISK,))
+        if done.failure == "full":
+            # Others take part of the quota, or keep it. What the policy likes least makes room.
+            self._index.release(self._tree.evict(Tier.DISK, 1))
 
     def _drop(self, key: Key, tiers: Sequence[Tier]) -> None:
         """Drop a block, and the blocks after it in its node, from these tiers."""

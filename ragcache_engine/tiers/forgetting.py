@@ -9,6 +9,7 @@ from ragcache_engine.knowledge import Node
 from ragcache_engine.tiers.block_index import BlockIndex
 from ragcache_engine.tiers.node_record import B
 from ragcache_engine.tiers.requests import RequestTable, TrackedRequest
+from ragcache_engine.tiers.retention import Retention
 
 
 class Forgetting(Generic[B]):
@@ -19,8 +20,11 @@ class Forgetting(Generic[B]):
     when they end. A request that comes later and brings the same text computes it anew, and that is kept.
     """
 
-    def __init__(self, index: BlockIndex[B], requests: RequestTable[B]) -> None:
+    def __init__(
+        self, index: BlockIndex[B], requests: RequestTable[B], retention: Retention[B]
+    ) -> None:
         self._index = index
+        self._retention = retention
         self._requests = requests
         self._withdrawn: set[str] = set()  # requests whose new blocks are dropped when they end
         self._donors: dict[str, str] = {}  # what computes a donor for one of these -> that one
@@ -35,6 +39,7 @@ class Forgetting(Generic[B]):
         named = [node for name in names for node in index.nodes_of(name)]
         doomed = {below for node in named for below in node.downwards()}
         keys = [key for node in doomed for key in index.record(node).keys]
+        self._retention.forget(names, doomed)
         for request in self._requests.with_guesses():
             self.withdraw(request, names, doomed)
         index.release(index.tree.remove(named), are_evictions=False)

@@ -131,7 +131,8 @@ class HostCopying(Generic[B]):
         # Blocks for the disk travel through the host, even if they evict better blocks there: those are
         # on the disk already, or come back from it sooner than this one could be computed again.
         through = self._disk.wants(node, blocks - node.resident[DISK], uses=node.uses + 1)
-        freed = self._tree.grow(node, Tier.HOST, blocks, force=through, in_use=True)
+        force = through or node.kept[HOST] > 0
+        freed = self._tree.grow(node, Tier.HOST, blocks, force=force, in_use=True)
         self._index.release(freed)
         self._counters.refused += blocks - node.resident[HOST]
         end = start

@@ -13,6 +13,7 @@ from ragcache_engine.knowledge.tier import RANK, TIERS
 from ragcache_engine.tiers.block_index import BlockIndex
 from ragcache_engine.tiers.counters import BlocksByTier, Counters
 from ragcache_engine.tiers.device_tier import DeviceTier
+from ragcache_engine.tiers.disk.kept_files import KeptFile
 from ragcache_engine.tiers.disk.naming import PLAIN, Naming
 from ragcache_engine.tiers.disk.transfers import DiskTransfers
 from ragcache_engine.tiers.disk_copying import DiskCopying
@@ -21,17 +22,22 @@ from ragcache_engine.tiers.forgetting import Forgetting
 from ragcache_engine.tiers.free_device_blocks import FreeDeviceBlocks
 from ragcache_engine.tiers.host_copying import HostCopying
 from ragcache_engine.tiers.host_slots import HostSlots
+from ragcache_engine.tiers.kept import KeepOrder, Kept
 from ragcache_engine.tiers.load_planning import LoadPlanner, blocks_on_device
 from ragcache_engine.tiers.node_record import B, Key
 from ragcache_engine.tiers.prompts import Prompt
 from ragcache_engine.tiers.provenance import PromptSources, Reason, ReuseReport
 from ragcache_engine.tiers.requests import RequestTable, TrackedRequest
+from ragcache_engine.tiers.retention import Retention, ToKeep
 from ragcache_engine.tiers.source_tracing import trace_sources
 from ragcache_engine.tiers.speed import SHORTEST_STEP_TOKENS, ComputingSpeed, Speeds
 from ragcache_engine.tiers.tree_snapshot import ServedRequest, TreeSnapshot
 from ragcache_engine.tiers.tree_watch import IDLE_SLICES, TreeWatch, add_up
 
 HOST = RANK[Tier.HOST]
+
+Keepable = tuple[tuple[str, ...], str | None, Sequence[Prompt]]
+"""Documents to keep together: their ids, their tenant, and the prompts that they are stored in."""
 
 LEAST_PATIENCE_S = 1.0
 """A request waits so long for blocks from the disk, or as long as computing them would take if that is
@@ -66,6 +72,7 @@ class CacheManager(Generic[B]):
     | which copies are under way | HostCopying, DiskCopying |
     | how fast this machine computes and copies | Speeds |
     | which requests still compute with forgotten documents | Forgetting |
+    | which documents are kept, where, and until when | Retention |
 
     policy: makes each tier's eviction policy. block_tokens: tokens in a block.
     block_bytes: bytes of one block in a slower tier. host: the host tier's slots.
@@ -108,7 +115,8 @@ class CacheManager(Generic[B]):
         self._disk: DiskCopying[B] = DiskCopying(self.index, self.speeds)
         self._host: HostCopying[B] = HostCopying(self.index, self._disk, block_bytes)
         self._planner = LoadPlanner(block_tokens, block_bytes, self.speeds)
-        self._forgetting: Forgetting[B] = Forgetting(self.index, self._requests)
+        self._retention: Retention[B] = Retention(self.index, self._disk)
+        self._forgetting: Forgetting[B] = Forgetting(self.index, self._requests, self._retention)
         self._watch = TreeWatch(self.index.list_nodes)
 
     def attach_device(
@@ -132,7 +140,7 @@ class CacheManager(Generic[B]):
     def attach_disk(self, transfers: DiskTransfers, naming: Naming = PLAIN) -> None:
         """Keep blocks on disk as well. naming: marks documents there."""
         self._files.transfers = transfers
-        self.naming = naming
+        self.naming = self._disk.naming = naming
 
     def knows_file(self, name: str) -> bool:
         """Return whether the tree decides over this file. Any thread."""
@@ -423,6 +431,7 @@ class CacheManager(Generic[B]):
     def step(self) -> None:
         """Take in what the disk has done. Call this once in each step of the scheduler."""
         self._host.step()
+        self._retention.end_those_due()
         if self._disk.is_attached:
             self._disk.collect()
             self._apply_tombstones()
@@ -476,6 +485,63 @@ class CacheManager(Generic[B]):
         if self.naming and (times := self._disk.take_forgotten()):
             named = {self.naming.mark(one): one for one in self.index.documents()}
             self.forget([named[mark] for mark in times if mark in named], times)
+
+    # -- keeping -----------------------------------------------------------------------------------
+
+    def keep_documents(self, order: KeepOrder, wanted: Sequence[Keepable]) -> list[Kept]:
+        """Keep sets of documents from eviction, all or none, and offer the disk what it lacks of them.
+
+        Returns what is kept of each, and how much of it the tier has now. The caller computes the rest.
+        Raises NoRoomToKeep.
+        """
+        self._apply_tombstones()
+        self._retention.end_those_due()
+        asked = [
+            [TrackedRequest(f"kept {at} {place}", one) for place, one in enumerate(prompts)]
+            for at, (_, _, prompts) in enumerate(wanted)
+        ]
+        pinned = [request for each in asked for request in each]
+        for request in pinned:  # all, before their paths are read: each may cut those before it
+            self._pin(request)
+        try:
+            kept = self._retention.keep(
+                order,
+                [
+                    ToKeep(documents, tenant, [one.nodes for one in each], file)
+                    for (documents, tenant, prompts), each in zip(wanted, asked, strict=True)
+                    for file in [self._describe_kept(documents, tenant, prompts)]
+                ],
+            )
+            for request in pinned:
+                self._disk.offer(request.nodes)
+            return kept
+        finally:
+            for request in pinned:
+                self._requests.unpin(request)
+
+    def release_documents(self, documents: tuple[str, ...], tenant: str | None) -> None:
+        """Keep a set of documents no longer. Nothing happens if it is not kept."""
+        self._retention.release(documents, tenant)
+
+    def kept_documents(self) -> list[Kept]:
+        """Return what is kept, in the order in which that was asked for."""
+        self.collect_disk_results()
+        return self._retention.kept()
+
+    def _describe_kept(
+        self, documents: tuple[str, ...], tenant: str | None, prompts: Sequence[Prompt]
+    ) -> KeptFile | None:
+        """Return what others on the disk's folder are told of kept documents."""
+        name = self._disk.name_kept(documents, tenant)
+        if name is None:
+            return None
+        marks = dict.fromkeys(mark for one in prompts for each in one.marks for mark in each)
+        files = [
+            file
+            for one in prompts
+            for file in one.file_names[: one.cuts[-1].end if one.cuts else 0]
+        ]
+        return KeptFile(name, None, tuple(marks), tuple(dict.fromkeys(files)))
 
     # -- observing ---------------------------------------------------------------------------------
 
@@ -673,6 +739,7 @@ class CacheManager(Generic[B]):
     def check(self) -> None:
         """Raise AssertionError unless tree, records, slots and files agree. For tests: O(blocks)."""
         self.index.check()
+        self._retention.check()
 
     def check_idle(self) -> None:
         """Raise AssertionError unless all requests and copies have ended and left nothing. For tests."""

@@ -6,6 +6,7 @@ Nothing else reads or writes that name.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Self
@@ -13,6 +14,7 @@ from typing import Any, NamedTuple, Self
 from ragcache_engine.checks import LONGEST_ID, shown
 from ragcache_engine.tiers.borrowing.context import Context
 from ragcache_engine.tiers.counters import Counters
+from ragcache_engine.tiers.kept import KEPT_TIERS, KeepOrder, Kept
 from ragcache_engine.tiers.prompts import SegmentEnd
 from ragcache_engine.tiers.provenance import PromptSources, ReuseReport
 from ragcache_engine.tiers.tree_snapshot import MOST_DOCUMENTS, TreeSnapshot
@@ -41,7 +43,9 @@ class RequestMessage:
     snapshot: list this many documents of the knowledge tree; such a request does nothing else.
     with_bloom_filter: whether the snapshot also has a Bloom filter of all documents in fast memory.
     looked_up: prompts of which the sender asks whether they are cached whole; such a request does nothing
-      else.
+      else. keep: how to keep the documents of each from eviction; None: not at all.
+    release: sets of documents to keep no longer, each with its tenant. lists_kept: whether to tell what
+      is kept. Such a request does nothing else.
     guess: the engine's own id of the request, if nobody has asked for its answer yet. vLLM gives the
       request another name; `adopted` of a later request refers to this id.
     is_provisional: whether the running search may still take the request back.
@@ -71,11 +75,21 @@ class RequestMessage:
     snapshot: int = 0
     with_bloom_filter: bool = False
     looked_up: Sequence[LookedUp] = ()
+    keep: KeepOrder | None = None
+    release: Sequence[DocumentSet] = ()
+    lists_kept: bool = False
+
+    @property
+    def documents(self) -> tuple[str, ...]:
+        """The ids of the documents in the segments."""
+        return tuple(name for _, name in self.segments if name is not None)
 
     @property
     def is_upkeep(self) -> bool:
-        """Whether the request does nothing else than to forget, to observe or to look up."""
-        return bool(self.forget or self.snapshot or self.looked_up)
+        """Whether the request does nothing else than to forget, to keep, to observe or to look up."""
+        return bool(
+            self.forget or self.snapshot or self.looked_up or self.release or self.lists_kept
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Return the message as `kv_transfer_params`; empty if the message is empty."""
@@ -115,6 +129,12 @@ class RequestMessage:
                 [list(one.token_ids), one.tenant, one.message.to_dict().get(FIELD, {})]
                 for one in self.looked_up
             ]
+        if self.keep is not None:
+            content["keep"] = self.keep.to_list()
+        if self.release:
+            content["release"] = [[list(names), tenant] for names, tenant in self.release]
+        if self.lists_kept:
+            content["lists_kept"] = True
         if self.is_trusted:
             content["trusted"] = TRUSTED
         return {FIELD: content} if content else {}
@@ -147,7 +167,14 @@ class RequestMessage:
             snapshot=_count(content.get("snapshot")),
             with_bloom_filter=content.get("bloom_filter") is True,
             looked_up=_looked_up(content.get("looked_up")),
+            keep=_keep_order(content.get("keep")),
+            release=_document_sets(content.get("release")),
+            lists_kept=content.get("lists_kept") is True,
         )
+
+
+DocumentSet = tuple[tuple[str, ...], str | None]
+"""Ids of documents that are kept together, and their tenant."""
 
 
 class LookedUp(NamedTuple):
@@ -168,7 +195,8 @@ class FinishMessage:
       the engine borrows at all.
     sources: where the prompt came from, for a sender who is trusted.
     tree: the snapshot that such a sender asked for. held: for each prompt that such a sender looked up,
-      whether it is cached whole.
+      whether it is cached whole. kept: what is kept, or is now kept of each prompt that it looked up.
+    no_room: the tokens that these need, and that may still be kept, if that is too few.
     """
 
     tokens: Mapping[str, int] | None
@@ -178,6 +206,8 @@ class FinishMessage:
     sources: PromptSources | None = None
     tree: TreeSnapshot | None = None
     held: Sequence[bool] = ()
+    kept: Sequence[Kept] = ()
+    no_room: tuple[int, int] | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the message as `kv_transfer_params`."""
@@ -192,6 +222,10 @@ class FinishMessage:
             content["tree"] = self.tree.to_dict()
         if self.held:
             content["held"] = list(self.held)
+        if self.kept:
+            content["kept"] = [list(one) for one in self.kept]
+        if self.no_room:
+            content["no_room"] = list(self.no_room)
         return {FIELD: content}
 
     @classmethod
@@ -209,6 +243,8 @@ class FinishMessage:
             PromptSources.from_dict(sources) if sources else None,
             TreeSnapshot.from_dict(tree) if tree else None,
             tuple(content.get("held", ())),
+            tuple(Kept(tuple(names), *rest) for names, *rest in content.get("kept", ())),
+            tuple(content["no_room"]) if "no_room" in content else None,
         )
 
 
@@ -291,6 +327,27 @@ def _looked_up(said: object) -> tuple[LookedUp, ...]:
             return ()
         looked_up.append(LookedUp(tuple(tokens), tenant, message))
     return tuple(looked_up)
+
+
+def _keep_order(said: object) -> KeepOrder | None:
+    """Read an order; None if it is malformed, or for a tier in which nothing can be kept."""
+    with contextlib.suppress(ValueError, TypeError):
+        if isinstance(said, (list, tuple)):
+            order = KeepOrder.from_list(said)
+            numbers = (order.most, order.share, order.until_s or 0.0)
+            if order.tier in KEPT_TIERS and all(isinstance(one, (int, float)) for one in numbers):
+                return order
+    return None
+
+
+def _document_sets(said: object) -> tuple[DocumentSet, ...]:
+    return tuple(
+        (_names(one[0]), one[1])
+        for one in (said if isinstance(said, list) else ())
+        if isinstance(one, (list, tuple))
+        and len(one) == 2
+        and isinstance(one[1], (str, type(None)))
+    )
 
 
 def _times(said: object) -> dict[str, int]:

@@ -284,6 +284,7 @@ class AnyCallsInAnyOrder(RuleBasedStateMachine):
             forgotten=lambda node: self.gone.update([node]),
         )
         self.running: list[list[Node]] = []
+        self.orders: list[tuple[list[Node], Tier]] = []
         self.held: Counter[tuple[Node, Tier]] = Counter()
         self.splits = 0
 
@@ -349,6 +350,9 @@ class AnyCallsInAnyOrder(RuleBasedStateMachine):
             self.held[upper, tier] = upper.resident[rank]
             self.held[node, tier] = node.resident[rank]
         self.tree.pin([upper])
+        for nodes, _ in self.orders:  # both halves are kept
+            if node in nodes:
+                nodes.insert(nodes.index(node), upper)
         for nodes in self.running:
             if node in nodes:
                 nodes.insert(nodes.index(node), upper)
@@ -376,17 +380,42 @@ class AnyCallsInAnyOrder(RuleBasedStateMachine):
         node = self.one_of_the_nodes(which)
         if node is None:
             return
-        before = self.held[node, tier]
-        self.release(self.tree.grow(node, tier, blocks, force=force))
+        before, kept = self.held[node, tier], self.kept_whole()
+        freed = self.tree.grow(node, tier, blocks, force=force)
+        assert not any((each.node, each.tier) in kept for each in freed)
+        self.release(freed)
         after = node.resident[list(Tier).index(tier)]
         assert after <= max(before, blocks)
         assert after >= self.held[node, tier]
         self.held[node, tier] = after
 
+    @rule(which=st.integers(0, 99), tier=st.sampled_from(list(Tier)))
+    def keep(self, which: int, tier: Tier) -> None:
+        node = self.one_of_the_nodes(which)
+        if node is not None:
+            path = list(reversed(list(node.upwards())))
+            self.tree.keep(path, tier)
+            self.orders.append((path, tier))
+
+    @precondition(lambda self: self.orders)
+    @rule(which=st.integers(0, 9))
+    def let_go(self, which: int) -> None:
+        self.tree.let_go(*self.orders.pop(which % len(self.orders)))
+
+    def kept_whole(self) -> dict[tuple[Node, Tier], int]:
+        """The blocks of what is kept where all blocks of its path are in the tier."""
+        blocks = {}
+        for path, tier in self.orders:
+            rank = list(Tier).index(tier)
+            if all(node.resident[rank] == node.blocks for node in path):
+                blocks.update({(node, tier): node.blocks for node in path})
+        return blocks
+
     @rule(tier=st.sampled_from(list(Tier)), blocks=st.integers(0, 9))
     def evict(self, tier: Tier, blocks: int) -> None:
-        before = self.tree.used(tier)
+        before, kept = self.tree.used(tier), self.kept_whole()
         freed = self.tree.evict(tier, blocks)
+        assert not any((each.node, each.tier) in kept for each in freed)
         assert sum(each.blocks for each in freed if each.tier is tier) >= min(
             blocks, before - self.tree.used(tier)
         )
@@ -394,7 +423,10 @@ class AnyCallsInAnyOrder(RuleBasedStateMachine):
         if before - self.tree.used(tier) < blocks:
             rank = list(Tier).index(tier)
             assert not any(
-                node.resident[rank] and not node.pins and not node.below[rank]
+                node.resident[rank]
+                and not node.pins
+                and not node.kept[rank]
+                and not node.below[rank]
                 for node in self.present()
             ), "it gave up too early"
 
@@ -412,6 +444,11 @@ class AnyCallsInAnyOrder(RuleBasedStateMachine):
             return
         self.release(self.tree.remove(doomed))
         assert all(self.gone[node] == 1 for node in doomed)
+        for place in reversed(range(len(self.orders))):  # forgetting ends what keeps
+            path, tier = self.orders[place]
+            if any(self.gone[node] for node in path):
+                self.tree.let_go([node for node in path if not self.gone[node]], tier)
+                del self.orders[place]
 
     @rule(tier=st.sampled_from(list(Tier)), blocks=st.integers(0, 9))
     def resize(self, tier: Tier, blocks: int) -> None:
@@ -448,6 +485,41 @@ def test_the_tree_keeps_its_invariants_under(policy: str):
         max_examples=examples(25), stateful_step_count=40, deadline=None
     )
     machine.TestCase().runTest()
+
+
+def test_what_is_kept_in_a_tier_is_not_evicted_there_until_it_is_let_go():
+    tree = tree_of(device=8, host=8)
+    system, lead = chain(tree, "system", "lead")
+    (other,) = chain(tree, "other")
+    tree.keep([system, lead], HOST)
+    assert (tree.kept(HOST), tree.kept(DEVICE)) == (8, 0)
+    for node in (system, lead):
+        tree.grow(node, HOST, 4)
+        tree.hold(node, DEVICE, 4)
+    tree.unpin([system, lead])
+    assert tree.grow(other, HOST, 4, force=True) == []
+    assert (other.resident[1], tree.evict(HOST, 8)) == (0, [])
+    assert len(tree.evict(DEVICE, 8)) == 2  # it is kept in the tier named only
+    tree.let_go([system, lead], HOST)
+    assert tree.kept(HOST) == 0
+    assert told(tree.evict(HOST, 8)) == [("lead", "host", 0, 4), ("system", "host", 0, 4)]
+    with pytest.raises(ValueError, match="not kept"):
+        tree.let_go([other], HOST)
+    tree.check()
+
+
+def test_what_is_kept_is_remembered_before_it_has_blocks_and_removed_when_it_is_forgotten():
+    tree = tree_of(disk=8)
+    (node,) = chain(tree, "A")
+    tree.keep([node], DISK)
+    tree.unpin([node])
+    assert (len(tree), tree.kept(DISK)) == (1, 4)
+    half = tree.split(node, Segment("A", 1), Segment("A", 3))
+    assert (half.kept, tree.kept(DISK)) == (node.kept, 4)
+    tree.remove([node])
+    assert tree.kept(DISK) == 1
+    tree.let_go([half], DISK)
+    assert (len(tree), tree.kept(DISK)) == (0, 0)
 
 
 def test_what_is_remembered_is_bounded_by_what_the_tiers_hold():

@@ -9,10 +9,11 @@ wrong content.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import sys
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
@@ -32,10 +33,12 @@ from thoroughness import examples
 
 from ragcache_engine.knowledge import Node, Tier
 from ragcache_engine.knowledge.tier import RANK
+from ragcache_engine.tiers.disk.kept_files import KeptFile
 from ragcache_engine.tiers.disk.naming import PLAIN
 from ragcache_engine.tiers.disk.transfers import BlockCopy, FinishedCopy
 from ragcache_engine.tiers.host_copying import STEPS_TO_FLUSH
 from ragcache_engine.tiers.host_slots import HostSlots
+from ragcache_engine.tiers.kept import KeepOrder, NoRoomToKeep
 from ragcache_engine.tiers.manager import CacheManager, Presence
 from ragcache_engine.tiers.prompts import Prompt, describe_prompt
 from ragcache_engine.tiers.speed import PASSED_OVER_TO_TRY
@@ -182,6 +185,8 @@ class LateDisk:
         self.hastened: list[str] = []
         self.forgotten: dict[str, int] = {}
         self.noted: dict[str, int] = {}
+        self.kept: dict[str, KeptFile] = {}
+        self.kept_elsewhere = 0
         self.pending_reads = self.pending_writes = 0
         self.reads: deque[BlockCopy] = deque()
         self.writes: deque[BlockCopy | str] = deque()
@@ -220,6 +225,12 @@ class LateDisk:
 
     def note_forgotten(self, times: Mapping[str, int]) -> None:
         self.noted.update(times)
+
+    def keep_files(self, kept: KeptFile) -> None:
+        self.kept[kept.name] = kept
+
+    def release_files(self, name: str) -> None:
+        self.kept.pop(name, None)
 
     def write(self, copy: BlockCopy) -> None:
         self.pending_writes += 1
@@ -1428,12 +1439,54 @@ class AnythingVLLMDoes(RuleBasedStateMachine):
         on_disk = {*vllm.disk.files.values(), *map(vllm.disk.named.get, vllm.disk.stolen)}
         assert all(vllm.pool.has(key) or key in in_host or key in on_disk for key in kept)
 
+    @rule(
+        documents=prompts,
+        tier=st.sampled_from([Tier.HOST, Tier.DISK]),
+        most=st.sampled_from([0.5, 1.0]),
+    )
+    def keep(self, documents: tuple[str, ...], tier: Tier, most: float) -> None:
+        vllm = self.vllm
+        _, prompt = vllm.describe(*documents, question=())
+        before, kept = vllm.cache.tree.kept(tier), vllm.cache.kept_documents()
+        if vllm.disk.forgotten:
+            return  # it would be forgotten first
+        try:
+            vllm.cache.keep_documents(KeepOrder(tier, most=most), [(documents, None, [prompt])])
+        except NoRoomToKeep:
+            assert vllm.cache.tree.kept(tier) == before
+            after = vllm.cache.kept_documents()
+            assert [one.documents for one in after] == [one.documents for one in kept]
+        else:
+            within = most * vllm.cache.tree.capacity(tier)
+            assert vllm.cache.tree.kept(tier) <= max(before, within)
+
+    @rule(which=whichever)
+    def release(self, which: int) -> None:
+        if kept := self.vllm.cache.kept_documents():
+            self.vllm.cache.release_documents(self.one_of(kept, which).documents, None)
+
+    @contextlib.contextmanager
+    def nothing_kept_is_evicted(self) -> Iterator[None]:
+        """What a tier has whole of a kept document stays there. Files that went by themselves do not."""
+        whole = self.kept_whole()
+        yield
+        assert self.vllm.disk.stolen or not whole - self.kept_whole()
+
+    def kept_whole(self) -> set[tuple[tuple[str, ...], str]]:
+        kept = self.vllm.cache.kept_documents()
+        return {(one.documents, one.tier) for one in kept if one.held_tokens == one.tokens}
+
     @rule(budget_blocks=st.sampled_from([0, 2, 100]))
     def schedule(self, budget_blocks: int) -> None:
-        self.vllm.schedule(budget_blocks=budget_blocks)
+        with self.nothing_kept_is_evicted():
+            self.vllm.schedule(budget_blocks=budget_blocks)
 
     @rule(rounds=st.integers(1, 4))
     def a_while_passes(self, rounds: int) -> None:
+        with self.nothing_kept_is_evicted():
+            self.passes(rounds)
+
+    def passes(self, rounds: int) -> None:
         vllm = self.vllm
         for _ in range(rounds):
             vllm.schedule()
@@ -1527,6 +1580,8 @@ class AnythingVLLMDoes(RuleBasedStateMachine):
         self.clock += 1
         self.forgotten_at[document] = self.clock
         self.vllm.cache.forget([document])
+        kept = self.vllm.cache.kept_documents()
+        assert document not in [name for one in kept for name in one.documents]
 
     @precondition(lambda self: self.vllm.pool.free_count == len(self.vllm.pool.blocks))
     @rule(host=seldom, applies=seldom)

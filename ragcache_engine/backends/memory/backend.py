@@ -50,6 +50,7 @@ from ragcache_engine.tiers.borrowing.plan import (
 )
 from ragcache_engine.tiers.borrowing.served import ServedDocuments
 from ragcache_engine.tiers.counters import Counters
+from ragcache_engine.tiers.kept import KeepOrder, Kept
 from ragcache_engine.tiers.node_record import Key
 from ragcache_engine.tiers.prompts import Prompt, SegmentEnd
 from ragcache_engine.tiers.tree_snapshot import TreeSnapshot
@@ -511,6 +512,32 @@ class MemoryBackend:
             manager.touch_if_cached(self._prompts_to_keep(one), is_guess=one.is_guess)
             for one in requests
         ]
+
+    async def keep(self, requests: Sequence[BackendRequest], order: KeepOrder) -> Sequence[Kept]:
+        self._let_copies_end()
+        wanted = {
+            (tuple(one.document_ids), one.tenant): self._prompts_to_keep(one) for one in requests
+        }
+        kept = self._scheduler.device.manager.keep_documents(
+            order, [(documents, tenant, prompts) for (documents, tenant), prompts in wanted.items()]
+        )
+        of_each = dict(zip(wanted, kept, strict=True))
+        return [of_each[tuple(one.document_ids), one.tenant] for one in requests]
+
+    async def release(self, documents: Sequence[tuple[str, ...]], tenant: str | None) -> None:
+        self._require_alive()
+        for one in documents:
+            self._scheduler.device.manager.release_documents(one, tenant)
+
+    async def kept(self) -> Sequence[Kept]:
+        self._let_copies_end()
+        return self._scheduler.device.manager.kept_documents()
+
+    def _let_copies_end(self) -> None:
+        """Let time pass until no copy is under way, where no request lets it pass."""
+        self._require_alive()
+        if not self._answering:
+            self._scheduler.device.finish_copies()
 
     def _prompts_to_keep(self, request: BackendRequest) -> list[Prompt]:
         """Return what a request would leave in the cache: its prompt, or the donors it borrows from."""

@@ -19,7 +19,7 @@ from ragcache_engine.chat import (
     ToolCallPart,
     ToolReader,
 )
-from ragcache_engine.errors import ServerLost
+from ragcache_engine.errors import CannotKeep, ServerLost
 from ragcache_engine.protocols import BackendRequest, Conversation, Delta, ReasoningReader
 from ragcache_engine.serving.messages import (
     MOST_ADOPTED,
@@ -34,8 +34,11 @@ from ragcache_engine.serving.messages import (
     delta_from_json,
 )
 from ragcache_engine.tiers.counters import Counters
+from ragcache_engine.tiers.kept import KeepOrder, Kept
 from ragcache_engine.tiers.tree_snapshot import TreeSnapshot
 from ragcache_engine.values import ModelLimits, SamplingOptions, TokenizedPrompt
+
+KEEPS_ITSELF = "a server's documents are kept by its operator: see docs/guides/keeping.md"
 
 
 class RAGCacheServerBackend:
@@ -123,6 +126,15 @@ class RAGCacheServerBackend:
 
     def counters(self) -> Counters:
         return self._counters
+
+    async def keep(self, requests: Sequence[BackendRequest], order: KeepOrder) -> Sequence[Kept]:
+        raise CannotKeep(KEEPS_ITSELF)
+
+    async def release(self, documents: Sequence[tuple[str, ...]], tenant: str | None) -> None:
+        raise CannotKeep(KEEPS_ITSELF)
+
+    async def kept(self) -> Sequence[Kept]:
+        raise CannotKeep(KEEPS_ITSELF)
 
     async def touch_if_cached(self, requests: Sequence[BackendRequest]) -> list[bool]:
         return [False] * len(requests)

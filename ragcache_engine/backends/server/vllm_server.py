@@ -27,6 +27,7 @@ from ragcache_engine.guide import Guide
 from ragcache_engine.protocols import BackendRequest, Conversation, Delta, ReasoningReader
 from ragcache_engine.tiers.borrowing.plan import WhyExact
 from ragcache_engine.tiers.counters import Counters
+from ragcache_engine.tiers.kept import KeepOrder, Kept
 from ragcache_engine.tiers.tree_snapshot import TreeSnapshot
 from ragcache_engine.values import (
     CachedTokens,
@@ -200,6 +201,15 @@ class VLLMServerBackend:
 
     def counters(self) -> Counters:
         return Counters()
+
+    async def keep(self, requests: Sequence[BackendRequest], order: KeepOrder) -> Sequence[Kept]:
+        raise _lacking("keep documents from eviction")
+
+    async def release(self, documents: Sequence[tuple[str, ...]], tenant: str | None) -> None:
+        raise _lacking("keep documents from eviction")
+
+    async def kept(self) -> Sequence[Kept]:
+        raise _lacking("keep documents from eviction")
 
     async def touch_if_cached(self, requests: Sequence[BackendRequest]) -> list[bool]:
         return [False] * len(requests)

@@ -51,6 +51,7 @@ from ragcache_engine.backends.vllm.tiers.settings import TierSettings
 from ragcache_engine.chat import CallReader, ToolReader
 from ragcache_engine.daemon_threads import DaemonThreads
 from ragcache_engine.errors import (
+    CannotKeep,
     ConfigError,
     EngineDied,
     EngineError,
@@ -64,6 +65,7 @@ from ragcache_engine.tiers.counters import Counters
 from ragcache_engine.tiers.disk.folder import forget_documents
 from ragcache_engine.tiers.disk.naming import PLAIN
 from ragcache_engine.tiers.disk.tombstones import leave_tombstones
+from ragcache_engine.tiers.kept import KeepOrder, Kept, NoRoomToKeep
 from ragcache_engine.tiers.tree_snapshot import TreeSnapshot
 from ragcache_engine.tiers.wire import FinishMessage, LookedUp, RequestMessage
 from ragcache_engine.values import (
@@ -473,6 +475,40 @@ class VLLMBackend:
         except EngineDeadError as error:
             raise self._death() from error.with_traceback(None)
         return list(answer.held) if answer and answer.held else [False] * len(requests)
+
+    async def keep(self, requests: Sequence[BackendRequest], order: KeepOrder) -> Sequence[Kept]:
+        looked_up = [
+            LookedUp(one.tokens.token_ids, one.tenant, self._describe(one)) for one in requests
+        ]
+        answer = await self._ask_to_keep(RequestMessage(looked_up=looked_up, keep=order))
+        if answer.no_room:
+            raise NoRoomToKeep(order.tier, *answer.no_room)
+        return answer.kept
+
+    async def release(self, documents: Sequence[tuple[str, ...]], tenant: str | None) -> None:
+        await self._ask_to_keep(RequestMessage(release=[(one, tenant) for one in documents]))
+
+    async def kept(self) -> Sequence[Kept]:
+        return (await self._ask_to_keep(RequestMessage(lists_kept=True))).kept
+
+    async def _ask_to_keep(self, message: RequestMessage) -> FinishMessage:
+        llm = self._require_llm()
+        if llm.vllm_config.parallel_config.data_parallel_size > 1:
+            raise CannotKeep(
+                "with several data parallel ranks nobody knows which one will be asked for a document, "
+                "so none is kept: use one rank for each engine"
+            )
+        answer = None
+        if self._has_tiers:
+            try:
+                answer = await self._tell_scheduler(llm, replace(message, is_trusted=True), None)
+            except EngineDeadError as error:
+                raise self._death() from error.with_traceback(None)
+        if answer is None:
+            raise CannotKeep(
+                "vLLM runs without RAGCache's tiers here, and its own cache keeps nothing"
+            )
+        return answer
 
     async def _tell_scheduler(
         self, llm: AsyncLLM, message: RequestMessage, rank: int | None

@@ -1,12 +1,13 @@
 """A folder of block files with a byte quota. Several engines may share it.
 
     <folder>/<digest of the origin>/<first two letters of the name>/<name>.kv
-    <folder>/forgotten/..., <folder>/engines/...      see tombstones.py and claims.py
+    <folder>/forgotten/..., engines/..., kept/...     see tombstones.py, claims.py and kept_files.py
 
 The quota covers all block files in the folder, whichever engine wrote them; of the quotas of the engines
 that use the folder now, the largest counts. The knowledge tree chooses which of its own blocks to evict.
 Before those, the folder removes files that the tree does not know, from an earlier process or another
-engine, the longest unused first. Blocks have no locks: a file that another engine has removed is a miss.
+engine, the longest unused first, but none that somebody keeps. Blocks have no locks: a file that another
+engine has removed is a miss.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from ragcache_engine.processes import is_alive
 from ragcache_engine.tiers.disk import block_file
 from ragcache_engine.tiers.disk.block_file import Origin, UnusableFile
 from ragcache_engine.tiers.disk.claims import Claim
+from ragcache_engine.tiers.disk.kept_files import KeptFile, KeptFiles, forget_kept
 from ragcache_engine.tiers.disk.key_ring import KeyRing
 from ragcache_engine.tiers.disk.naming import PLAIN, owner_in
 from ragcache_engine.tiers.disk.tombstones import (
@@ -111,6 +113,7 @@ class DiskFolder:
                 clear_tombstones(folder)
         self._claim = Claim(folder, quota_bytes)
         self._tombstones = Tombstones(folder)
+        self._kept = KeptFiles(folder, self._home.name)
         self._names: dict[str, set[str]] = {}  # of this origin's files, by their first two letters
         self._listed_ns: dict[str, int] = {}
         self.refresh()
@@ -128,7 +131,8 @@ class DiskFolder:
         return name in self._names.get(name[:2], ())
 
     def refresh(self) -> None:
-        """Look for files that other engines have written or removed. For the writing thread."""
+        """Look for files that other engines have written, removed or kept. For the writing thread."""
+        self._kept.refresh()
         now_ns = time.time_ns()
         with contextlib.suppress(OSError), os.scandir(self._home) as folders:
             for part in folders:
@@ -209,6 +213,24 @@ class DiskFolder:
             os.utime(path)  # its time of use, for every engine that shares the folder
         return size_bytes
 
+    def keep(self, kept: KeptFile) -> None:
+        """Let no engine remove these files to make room. Raises OSError."""
+        self._kept.keep(kept)
+
+    def release(self, name: str) -> None:
+        """Keep the files of the documents of this name no longer. Raises OSError."""
+        self._kept.release(name)
+
+    @property
+    def kept_elsewhere(self) -> frozenset[str]:
+        """The blocks of this origin that others keep, or earlier processes, by name. Any thread."""
+        return self._kept.of_others
+
+    def give_up(self, name: str) -> None:
+        """Remove a block's file to make room, unless somebody keeps it."""
+        if not self._kept.protects(self._home.name, name):
+            self.remove(name)
+
     def remove(self, name: str) -> None:
         """Remove a block's file. Nothing happens if there is none."""
         self._names.get(name[:2], set()).discard(name)
@@ -259,7 +281,8 @@ class DiskFolder:
         return self._uncounted_bytes > 0 or time.monotonic() - self._counted_s > LONGEST_COUNT_S
 
     def _count(self, is_known: Callable[[str], bool]) -> None:
-        """Count the folder's bytes, and find the files that the tree does not know."""
+        """Count the folder's bytes, and find the files that the tree does not know and nobody keeps."""
+        self._kept.refresh()
         files = sorted(_list_files(self.folder))
         with self._lock:
             self.used_bytes = sum(file.size_bytes for file in files)
@@ -268,7 +291,10 @@ class DiskFolder:
         self._strays = deque(file for file in files if self._is_stray(file.path, is_known))
 
     def _is_stray(self, path: Path, is_known: Callable[[str], bool]) -> bool:
-        return path.parent.parent != self._home or not is_known(path.stem)
+        home, name = path.parent.parent, path.stem
+        if self._kept.protects(home.name, name):
+            return False
+        return home != self._home or not is_known(name)
 
     def _remove_strays(self, needed: int, is_known: Callable[[str], bool]) -> None:
         while self._strays and self._is_over(needed):
@@ -295,6 +321,7 @@ def forget_documents(folder: Path, document_ids: Iterable[str], keys: KeyRing | 
     """
     naming = keys.naming if keys else PLAIN
     marks = {naming.mark(document_id) for document_id in document_ids}
+    forget_kept(folder, marks)
     removed = 0
     for path in (file.path for file in _list_files(folder)):
         try:

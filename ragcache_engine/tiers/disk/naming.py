@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import json
 from collections.abc import Sequence
 from hashlib import blake2b, sha256
 from typing import NamedTuple
@@ -32,6 +33,11 @@ class Naming(NamedTuple):
         return blake2b(
             whose, digest_size=OWNER_DIGITS // 2, key=self.secret, person=b"owner"
         ).hexdigest()
+
+    def kept(self, document_ids: Sequence[str], tenant: str | None) -> str:
+        """Return what stands for a tenant's set of documents among what is kept."""
+        named = json.dumps([tenant, *document_ids]).encode()
+        return blake2b(named, digest_size=8, key=self.secret, person=b"kept").hexdigest()
 
     def files(
         self, token_ids: Sequence[int], tenant: str | None, *, blocks: int, block_tokens: int

@@ -18,6 +18,7 @@ from ragcache_engine.tiers.disk.folder import (
     FolderFull,
     NotOurFile,
 )
+from ragcache_engine.tiers.disk.kept_files import KeptFile
 from ragcache_engine.tiers.disk.read_queue import ReadQueue
 
 logger = logging.getLogger(__name__)
@@ -77,6 +78,11 @@ class _Forgetting:
     documents: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class _Releasing:
+    name: str
+
+
 class DiskTransfers:
     """Runs copies on threads: several that read, and one that writes, in the order of the calls.
 
@@ -95,9 +101,9 @@ class DiskTransfers:
         self._slots = slots
         self._is_known = is_known
         self._reads: ReadQueue[BlockCopy] = ReadQueue()
-        self._writes: SimpleQueue[BlockCopy | str | Mapping[str, int] | _Forgetting | None] = (
-            SimpleQueue()
-        )
+        self._writes: SimpleQueue[
+            BlockCopy | str | Mapping[str, int] | _Forgetting | KeptFile | _Releasing | None
+        ] = SimpleQueue()
         self._forgotten: SimpleQueue[dict[str, int]] = SimpleQueue()
         self._finished: SimpleQueue[FinishedCopy] = SimpleQueue()
         self.pending_reads = self.pending_writes = 0
@@ -177,6 +183,19 @@ class DiskTransfers:
         """
         self._writes.put(_Forgetting(tuple(documents)))
 
+    def keep_files(self, kept: KeptFile) -> None:
+        """Start to keep these files: no engine on the folder removes them to make room for others."""
+        self._writes.put(kept)
+
+    def release_files(self, name: str) -> None:
+        """Keep the files of the documents of this name no longer, after the calls before."""
+        self._writes.put(_Releasing(name))
+
+    @property
+    def kept_elsewhere(self) -> int:
+        """How many blocks others keep in the folder, and processes before this one kept."""
+        return sum(not self._is_known(name) for name in self._folder.kept_elsewhere)
+
     def take_finished(self) -> list[FinishedCopy]:
         """Return the copies that have ended since the last call, in the order in which they ended."""
         ended: list[FinishedCopy] = []
@@ -245,8 +264,11 @@ class DiskTransfers:
             if isinstance(copy, _Forgetting):
                 self._remove_documents(copy.documents)
                 continue
+            if isinstance(copy, (KeptFile, _Releasing)):
+                self._keep(copy)
+                continue
             if isinstance(copy, str):
-                self._folder.remove(copy)
+                self._folder.give_up(copy)
                 self._pending_removals[copy] -= 1
                 if self._pending_removals[copy] < 1:
                     self._pending_removals.pop(copy, None)
@@ -280,6 +302,19 @@ class DiskTransfers:
             logger.error(
                 "documents were forgotten here, and their files may still lie in %s: %s. Make it "
                 "writable and forget them again",
+                self._folder.folder,
+                error,
+            )
+
+    def _keep(self, what: KeptFile | _Releasing) -> None:
+        try:
+            if isinstance(what, KeptFile):
+                self._folder.keep(what)
+            else:
+                self._folder.release(what.name)
+        except OSError as error:
+            logger.warning(
+                "what is kept in %s cannot be noted there (%s): it is kept until this process ends",
                 self._folder.folder,
                 error,
             )

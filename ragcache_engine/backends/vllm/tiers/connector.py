@@ -42,6 +42,7 @@ from ragcache_engine.backends.vllm.tiers.support import find_obstacle
 from ragcache_engine.processes import ignore_interrupts
 from ragcache_engine.tiers.borrowing.plan import WhyExact
 from ragcache_engine.tiers.borrowing.trusted_contexts import TrustedContexts
+from ragcache_engine.tiers.kept import KeptAnswer, NoRoomToKeep
 from ragcache_engine.tiers.prompts import Prompt, describe_prompt
 from ragcache_engine.tiers.served_requests import ServedRequests
 from ragcache_engine.tiers.tree_snapshot import TreeSnapshot
@@ -99,6 +100,7 @@ class TierConnector(OffloadingConnector):
         self._messages: dict[str, RequestMessage] = {}
         self._contexts = TrustedContexts()
         self._held: dict[str, list[bool]] = {}
+        self._kept: dict[str, KeptAnswer] = {}
         # Of the requests with stop strings: what to tell with each token; nothing before the first one.
         self._told: dict[str, dict[str, Any]] = {}
         self._blocks = kv_cache_config.num_blocks
@@ -148,7 +150,9 @@ class TierConnector(OffloadingConnector):
                     "%s asked to forget documents and is not the engine's own; nothing is forgotten",
                     visible(request.request_id),
                 )
-        if message.looked_up and message.is_trusted:
+        if message.is_trusted and (message.keep or message.release or message.lists_kept):
+            self._kept[request.request_id] = self._keep(request, message)
+        elif message.looked_up and message.is_trusted:
             self._held[request.request_id] = self._use_what_is_held(request, message.looked_up)
         if request.sampling_params and request.sampling_params.stop:
             self._told[request.request_id] = {}
@@ -206,6 +210,32 @@ class TierConnector(OffloadingConnector):
             _log_defect(request.request_id, error)
             return RequestMessage()
 
+    def _keep(self, asking: Request, message: RequestMessage) -> KeptAnswer:
+        """Do what a message says of keeping documents, and return what the answer says of it."""
+        cache, order = self.cache, message.keep
+        try:
+            for documents, tenant in message.release:
+                cache.release_documents(documents, tenant)
+            if order is None:
+                return KeptAnswer(cache.kept_documents() if message.lists_kept else ())
+            wanted = {
+                (one.message.documents, one.tenant): self._prompts_to_keep(asking, one)
+                for one in message.looked_up
+            }
+            kept = cache.keep_documents(
+                order,
+                [(documents, tenant, prompts) for (documents, tenant), prompts in wanted.items()],
+            )
+            of_each = dict(zip(wanted, kept, strict=True))
+            return KeptAnswer(
+                [of_each[one.message.documents, one.tenant] for one in message.looked_up]
+            )
+        except NoRoomToKeep as error:
+            return KeptAnswer((), (error.needed_tokens, error.free_tokens))
+        except Exception as error:
+            _log_defect(asking.request_id, error)
+            return KeptAnswer()
+
     def _use_what_is_held(self, asking: Request, looked_up: Sequence[LookedUp]) -> list[bool]:
         try:
             return [self._use_if_held(asking, one) for one in looked_up]
@@ -216,8 +246,15 @@ class TierConnector(OffloadingConnector):
     def _use_if_held(self, asking: Request, looked_up: LookedUp) -> bool:
         """Return whether a prompt, or every donor that it would borrow from, is cached whole.
 
-        If so, count a use of its documents, unless it is a guess. asking: the request that carries the
-        question.
+        If so, count a use of its documents, unless it is a guess.
+        """
+        prompts = self._prompts_to_keep(asking, looked_up)
+        return self.cache.touch_if_cached(prompts, is_guess=looked_up.message.guess is not None)
+
+    def _prompts_to_keep(self, asking: Request, looked_up: LookedUp) -> list[Prompt]:
+        """Return what a prompt would leave in the cache: itself, or the donors that it borrows from.
+
+        asking: the request that carries the question.
         """
         request = Request(
             request_id=asking.request_id,
@@ -233,7 +270,7 @@ class TierConnector(OffloadingConnector):
             plan = borrowing.plan(request, looked_up.message)
             if not isinstance(plan, WhyExact):
                 prompts = borrowing.describe_donors(request, plan)
-        return self.cache.touch_if_cached(prompts, is_guess=looked_up.message.guess is not None)
+        return prompts
 
     def get_num_new_matched_tokens(
         self, request: Request, num_computed_tokens: int
@@ -312,11 +349,12 @@ class TierConnector(OffloadingConnector):
         self.served.end(name, tokens, sources, completed=completed, reuse=reuse)
         why_exact = self._why_exact.pop(name, None)
         tree, held = None, self._held.pop(name, ())
+        kept = self._kept.pop(name, KeptAnswer())
         if not message.is_trusted:
             sources = None
         elif message.snapshot:
             tree = self._snapshot(message)
-        answer = FinishMessage(tokens, cache.counters, reuse, why_exact, sources, tree, held)
+        answer = FinishMessage(tokens, cache.counters, reuse, why_exact, sources, tree, held, *kept)
         return delays, {**(params or {}), **answer.to_dict()}
 
     def tell_with_tokens(self, outputs: dict[int, EngineCoreOutputs]) -> None:

@@ -1,0 +1,71 @@
+"""How documents are to be kept from eviction, and what is kept: plain values that cross processes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Self
+
+from ragcache_engine.knowledge.tier import Tier
+
+KEPT_TIERS = (Tier.HOST, Tier.DISK)
+"""Where documents can be kept. Device memory is not for keeping: running requests need it."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeepOrder:
+    """How documents are to be kept.
+
+    tier: one of KEPT_TIERS. until_s: when that ends, in seconds since 1970; None: never.
+    most: which part of the tier may be kept in all, 0 to 1. share: which part of that the documents'
+      tenant may keep.
+    """
+
+    tier: Tier
+    until_s: float | None = None
+    most: float = 1.0
+    share: float = 1.0
+
+    def to_list(self) -> list[Any]:
+        """Return the order as plain values."""
+        return [self.tier.value, self.until_s, self.most, self.share]
+
+    @classmethod
+    def from_list(cls, said: Sequence[Any]) -> Self:
+        """Make an order from what to_list() returned."""
+        tier, until_s, most, share = said
+        return cls(Tier(tier), until_s, most, share)
+
+
+class Kept(NamedTuple):
+    """Documents that are kept together.
+
+    documents: their ids, in the order in which they stand in prompts. tier: the name of the tier.
+    until_s: as in KeepOrder. tokens: of the blocks that are kept, the text before the documents among
+      them. held_tokens: those of them that are in the tier now.
+    """
+
+    documents: tuple[str, ...]
+    tenant: str | None
+    tier: str
+    until_s: float | None
+    tokens: int
+    held_tokens: int
+
+
+class KeptAnswer(NamedTuple):
+    """What a scheduler answers to who asked to keep. no_room: as in NoRoomToKeep, if that was raised."""
+
+    kept: Sequence[Kept] = ()
+    no_room: tuple[int, int] | None = None
+
+
+class NoRoomToKeep(Exception):
+    """Documents would take more of a tier than may be kept there; nothing was changed.
+
+    needed_tokens: what they take beyond what is kept already. free_tokens: how much more may be kept.
+    """
+
+    def __init__(self, tier: Tier, needed_tokens: int, free_tokens: int) -> None:
+        super().__init__(f"{needed_tokens} tokens are to be kept in {tier}, {free_tokens} may be")
+        self.tier, self.needed_tokens, self.free_tokens = tier, needed_tokens, free_tokens

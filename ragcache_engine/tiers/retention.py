@@ -1,0 +1,236 @@
+"""Keeps documents from eviction in a tier, for as long as somebody asked for."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Generic, NamedTuple
+
+from ragcache_engine.knowledge import Node, Tier
+from ragcache_engine.knowledge.tier import RANK
+from ragcache_engine.tiers.block_index import BlockIndex
+from ragcache_engine.tiers.disk.kept_files import KeptFile
+from ragcache_engine.tiers.disk_copying import DiskCopying
+from ragcache_engine.tiers.kept import KeepOrder, Kept, NoRoomToKeep
+from ragcache_engine.tiers.node_record import B, Key
+
+
+class ToKeep(NamedTuple):
+    """Documents to keep. paths: the nodes of the prompts that they are stored in, each with its parents.
+
+    file: what others on the disk's folder are told of them; None without a disk tier.
+    """
+
+    documents: tuple[str, ...]
+    tenant: str | None
+    paths: Sequence[Sequence[Node]]
+    file: KeptFile | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Record:
+    """What is known of kept documents. ends: the last key of each path, by which their nodes are found.
+
+    file: the name under which others on the disk's folder know of them; None if they do not.
+    """
+
+    order: KeepOrder
+    ends: tuple[Key, ...]
+    file: str | None
+
+
+class Retention(Generic[B]):
+    """The documents that are kept, and the nodes that this keeps from eviction.
+
+    Documents are kept by sets, most often of one, because a document is used behind the text before it:
+    the nodes of a set are those of its path. One order holds for each set of a tenant, the latest.
+    disk: writes the files, and tells others on its folder which of them are kept. clock: tells seconds
+    since 1970.
+    """
+
+    def __init__(
+        self,
+        index: BlockIndex[B],
+        disk: DiskCopying[B],
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._index = index
+        self._tree = index.tree
+        self._disk = disk
+        self._clock = clock
+        self._records: dict[tuple[str | None, tuple[str, ...]], _Record] = {}
+        self._blocks: Counter[tuple[str | None, Tier]] = Counter()  # kept for each tenant
+        self._next_end_s: float | None = None
+
+    def __len__(self) -> int:
+        """Return how many sets of documents are kept."""
+        return len(self._records)
+
+    def keep(self, order: KeepOrder, wanted: Sequence[ToKeep]) -> list[Kept]:
+        """Keep documents, all or none; return what is kept of each. Pin their nodes meanwhile.
+
+        No two are the same set of one tenant. Raises NoRoomToKeep.
+        """
+        tier = order.tier
+        replaced = [self._records.get((one.tenant, one.documents)) for one in wanted]
+        let_go = [
+            self._paths(record) if record is not None and record.order.tier is tier else []
+            for record in replaced
+        ]
+        added: Counter[str | None] = Counter()
+        # Pinned, so that the tree forgets no node before it is known whether it stays kept.
+        with self._tree.pinned(node for paths in let_go for path in paths for node in path):
+            for one, paths in zip(wanted, let_go, strict=True):
+                added[one.tenant] += self._mark(one.paths, tier, keep=True)
+                added[one.tenant] += self._mark(paths, tier, keep=False)
+            try:
+                self._require_room(order, added)
+            except NoRoomToKeep:
+                for one, paths in zip(wanted, let_go, strict=True):
+                    self._mark(paths, tier, keep=True)
+                    self._mark(one.paths, tier, keep=False)
+                raise
+        for tenant, blocks in added.items():
+            self._add_blocks(tenant, tier, blocks)
+        for one, record in zip(wanted, replaced, strict=True):
+            if record is not None and record.order.tier is not tier:
+                self._let_go(one.tenant, record)
+            ends = tuple(self._index.record(path[-1]).keys[-1] for path in one.paths if path)
+            file = one.file if tier is Tier.DISK else None
+            name = None if file is None else file.name
+            self._records[one.tenant, one.documents] = _Record(order, ends, name)
+            if file is not None:
+                self._disk.keep_files(replace(file, until_s=order.until_s))
+        self._note_end(order.until_s)
+        return [self._describe((one.tenant, one.documents)) for one in wanted]
+
+    def release(self, documents: tuple[str, ...], tenant: str | None) -> None:
+        """Keep a set of documents no longer. Nothing happens if it is not kept."""
+        if (record := self._records.pop((tenant, documents), None)) is not None:
+            self._let_go(tenant, record)
+        elif (name := self._disk.name_kept(documents, tenant)) is not None:
+            self._disk.release_files(name)  # an earlier process may have kept it
+
+    def forget(self, names: frozenset[str], doomed: Container[Node]) -> None:
+        """Keep nothing of these documents, nor what stands behind one of these nodes.
+
+        Call it before the nodes are removed.
+        """
+        for (tenant, documents), record in list(self._records.items()):
+            paths = self._paths(record)
+            if not names.isdisjoint(documents) or any(
+                node in doomed for path in paths for node in path
+            ):
+                self.release(documents, tenant)
+
+    def kept(self) -> list[Kept]:
+        """Return what is kept, in the order in which it was asked for."""
+        self.end_those_due()
+        return [self._describe(key) for key in self._records]
+
+    def end_those_due(self) -> None:
+        """Keep no longer what was to be kept until now. Costs nothing where nothing is due."""
+        now = self._clock()
+        if self._next_end_s is None or now < self._next_end_s:
+            return
+        self._next_end_s = None
+        for (tenant, documents), record in list(self._records.items()):
+            until_s = record.order.until_s
+            if until_s is not None and until_s <= now:
+                self.release(documents, tenant)
+            else:
+                self._note_end(until_s)
+
+    # -- inside ------------------------------------------------------------------------------------
+
+    def _require_room(self, order: KeepOrder, added: Mapping[str | None, int]) -> None:
+        """Raise NoRoomToKeep if too much is kept now for the tier, or for one of the tenants.
+
+        added: how many blocks more each of them keeps.
+        """
+        most = int(self._tree.capacity(order.tier) * order.most)
+        others = self._disk.count_kept_elsewhere() if order.tier is Tier.DISK else 0
+        total = sum(added.values())
+        free = most - others - (self._tree.kept(order.tier) - total)
+        for tenant, blocks in added.items():
+            free_of_tenant = int(most * order.share) - self._blocks[tenant, order.tier]
+            needed, left = min(
+                (total, free), (blocks, free_of_tenant), key=lambda one: one[1] - one[0]
+            )
+            if needed > max(0, left):
+                tokens = self._tree.block_tokens
+                raise NoRoomToKeep(order.tier, needed * tokens, max(0, left) * tokens)
+
+    def _mark(self, paths: Iterable[Sequence[Node]], tier: Tier, *, keep: bool) -> int:
+        """Keep paths in a tier, or let them go; return how many blocks more are kept there now."""
+        before = self._tree.kept(tier)
+        for path in paths:
+            (self._tree.keep if keep else self._tree.let_go)(path, tier)
+        return self._tree.kept(tier) - before
+
+    def _paths(self, record: _Record) -> list[list[Node]]:
+        """Return the nodes of a kept document, as they are cut now."""
+        return [
+            list(reversed(list(owned[0].upwards())))
+            for end in record.ends
+            if (owned := self._index.owner(end))
+        ]
+
+    def _let_go(self, tenant: str | None, record: _Record) -> None:
+        tier = record.order.tier
+        self._add_blocks(tenant, tier, self._mark(self._paths(record), tier, keep=False))
+        if record.file is not None:
+            self._disk.release_files(record.file)
+
+    def _add_blocks(self, tenant: str | None, tier: Tier, blocks: int) -> None:
+        """Count that many more blocks (fewer, if negative) as kept for a tenant."""
+        self._blocks[tenant, tier] += blocks
+        if not self._blocks[tenant, tier]:
+            del self._blocks[tenant, tier]
+
+    def _note_end(self, until_s: float | None) -> None:
+        if until_s is not None and (self._next_end_s is None or until_s < self._next_end_s):
+            self._next_end_s = until_s
+
+    def _describe(self, key: tuple[str | None, tuple[str, ...]]) -> Kept:
+        record, tokens = self._records[key], self._tree.block_tokens
+        order = record.order
+        nodes = dict.fromkeys(node for path in self._paths(record) for node in path)
+        blocks = sum(node.blocks for node in nodes)
+        held = sum(self._count_held(node, order.tier) for node in nodes)
+        tenant, documents = key
+        return Kept(
+            documents, tenant, order.tier.value, order.until_s, blocks * tokens, held * tokens
+        )
+
+    def _count_held(self, node: Node, tier: Tier) -> int:
+        """Count the node's blocks that have reached the tier."""
+        here, record = node.resident[RANK[tier]], self._index.record(node)
+        if tier is Tier.DISK:
+            return sum(
+                name is not None and self._disk.is_written(name) for name in record.files[:here]
+            )
+        return sum(not self._index.host.is_filling(key) for key in record.keys[:here])
+
+    # -- checking ----------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Raise AssertionError unless the tree keeps what the records say, and no more. For tests."""
+        for tier in Tier:
+            kept: Counter[Node] = Counter()
+            of_tenants: dict[str | None, set[Node]] = {}
+            for (tenant, _), record in self._records.items():
+                if record.order.tier is tier:
+                    paths = self._paths(record)
+                    assert len(paths) == len(record.ends), "what is kept is forgotten"
+                    kept.update(node for path in paths for node in path)
+                    of_tenants.setdefault(tenant, set()).update(
+                        node for path in paths for node in path
+                    )
+            for node in self._index.nodes():
+                assert node.kept[RANK[tier]] == kept[node]
+            for tenant, nodes in of_tenants.items():
+                assert self._blocks[tenant, tier] == sum(node.blocks for node in nodes)
+        assert all(self._blocks.values())

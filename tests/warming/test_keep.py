@@ -1,0 +1,259 @@
+"""What is kept stays in its tier, comes back after a death of the model, and ends when it should."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from ragcache_engine import (
+    Document,
+    EngineConfig,
+    EngineDied,
+    InvalidArgument,
+    KeepLimitReached,
+    KeptDocuments,
+    MemoryBackend,
+    PromptTooLong,
+    RAGCacheEngine,
+    UnknownDocument,
+    UnknownTemplate,
+)
+from ragcache_engine.forwarding import WithdrawingBackend
+from ragcache_engine.knowledge import Tier
+from ragcache_engine.prompt import ForgetLog
+from ragcache_engine.tiers.kept import KeepOrder
+from ragcache_engine.warming.keep import LOOK_AGAIN_S, KeepingBackend
+
+TEMPLATE = "Use the reports.\n\n{context}\n\nQuestion: {question}"
+
+
+def report(name: str) -> Document:
+    return Document(name, f"The report {name} is about the harvest of the year. " * 9)
+
+
+HANDBOOK = report("handbook")
+OTHERS = [report(f"report {number}") for number in range(40)]
+
+
+@contextmanager
+def engine_of(
+    fault: Callable[[int], None] | None = None, disk_blocks: int = 0, **settings: Any
+) -> Iterator[RAGCacheEngine]:
+    """The host holds some six reports, and the disk twelve."""
+    config = EngineConfig(backend="memory", disk_cache="1MiB" if disk_blocks else 0, **settings)
+    backend = MemoryBackend(
+        device_blocks=64,
+        host_blocks=40,
+        disk_blocks=disk_blocks,
+        context_tokens=1024,
+        policy="lru",
+        fault=fault,
+        recompute_ratio=config.recompute_ratio,
+    )
+    with RAGCacheEngine(config, backend=backend) as engine:
+        yield engine
+
+
+def ask(engine: RAGCacheEngine, *documents: Document) -> int:
+    """Return how many tokens of a question's prompt came from any tier."""
+    context = "\n\n".join(one.text for one in documents)
+    prompt = TEMPLATE.format(context=context, question="Which?")
+    usage = engine.generate(prompt, list(documents)).usage
+    return usage.cached.total + usage.borrowed.total
+
+
+def ask_about_others(engine: RAGCacheEngine) -> None:
+    for one in OTHERS:
+        for _ in range(2):
+            ask(engine, one)
+
+
+def is_whole(kept: KeptDocuments) -> bool:
+    return 0 < kept.tokens == kept.held_tokens
+
+
+@pytest.mark.parametrize(("tier", "disk_blocks"), [("host", 0), ("host", 80), ("disk", 80)])
+def test_no_traffic_takes_what_is_kept_out_of_its_tier(tier: Any, disk_blocks: int):
+    with engine_of(disk_blocks=disk_blocks) as engine:
+        (kept,) = engine.keep([HANDBOOK], tier=tier, template=TEMPLATE)
+        assert (kept.documents, kept.tenant, kept.tier) == (("handbook",), None, tier)
+        ask_about_others(engine)
+        assert engine.stats().tiers.evicted[tier] > 0
+        (later,) = engine.kept()
+        assert later == kept
+        assert is_whole(later)
+        assert ask(engine, HANDBOOK) == kept.tokens
+
+
+def test_a_document_is_kept_on_the_disk_if_there_is_one():
+    for blocks, tier in ((80, "disk"), (0, "host")):
+        with engine_of(disk_blocks=blocks) as engine:
+            assert engine.keep([HANDBOOK], template=TEMPLATE)[0].tier == tier
+
+
+def test_what_is_cached_already_is_kept_without_computing_it_again():
+    with engine_of() as engine:
+        ask(engine, HANDBOOK)
+        engine.keep([HANDBOOK], template=TEMPLATE)
+        finished = engine.stats().tiers.ended
+        assert is_whole(engine.keep([HANDBOOK], template=TEMPLATE)[0])
+        assert engine.stats().tiers.ended == finished
+
+
+def test_several_documents_are_kept_one_behind_the_other_as_prompts_have_them():
+    with engine_of() as engine:
+        (kept,) = engine.keep([["handbook", OTHERS[0]]], corpus=[HANDBOOK], template=TEMPLATE)
+        assert kept.documents == ("handbook", "report 0")
+        ask_about_others(engine)
+        assert ask(engine, HANDBOOK, OTHERS[0]) == kept.tokens
+
+
+def test_documents_to_be_borrowed_are_kept_where_prompts_borrow_them():
+    anywhere = {"reuse": "anywhere", "recompute_ratio": 0.1, "donors": "alone"}
+    with engine_of(**anywhere) as engine:
+        (kept,) = engine.keep([[OTHERS[0], HANDBOOK]], template=TEMPLATE)
+        assert is_whole(kept)
+        ask_about_others(engine)
+        context = f"{OTHERS[5].text}\n\n{HANDBOOK.text}"
+        prompt = TEMPLATE.format(context=context, question="Which?")
+        assert engine.generate(prompt, [OTHERS[5], HANDBOOK]).usage.borrowed.total > 0
+
+
+def test_too_much_is_refused_whole_and_what_was_kept_stays_as_it_was():
+    with engine_of(disk_blocks=80) as engine:
+        until = datetime.now(UTC) + timedelta(hours=1)
+        engine.keep([HANDBOOK], tier="host", until=until, template=TEMPLATE)
+        before, finished = engine.kept(), engine.stats().tiers.ended
+        assert before[0].until == until
+        with pytest.raises(KeepLimitReached, match="more may be kept in the disk tier") as refused:
+            engine.keep([HANDBOOK, *OTHERS], tier="disk", template=TEMPLATE)
+        assert "release others, keep fewer, or raise kept_share or disk_cache" in str(refused.value)
+        assert engine.kept() == before
+        assert engine.stats().tiers.ended == finished
+
+
+def test_released_and_forgotten_documents_are_kept_no_longer():
+    with engine_of(kept_share=1.0) as engine:
+        engine.keep([HANDBOOK, OTHERS[0], [OTHERS[1], OTHERS[2]]], template=TEMPLATE)
+        engine.release(["handbook", "unknown"])
+        assert [one.documents for one in engine.kept()] == [
+            ("report 0",),
+            ("report 1", "report 2"),
+        ]
+        engine.forget(["report 1"])
+        assert [one.documents for one in engine.kept()] == [("report 0",)]
+        engine.release([["report 1", "report 2"], ["report 0"]])
+        assert engine.kept() == ()
+        ask_about_others(engine)
+        assert ask(engine, HANDBOOK) < 64
+
+
+def test_tenants_keep_their_own():
+    with engine_of() as engine:
+        engine.keep([HANDBOOK], template=TEMPLATE, tenant="press")
+        engine.keep([HANDBOOK], template=TEMPLATE)
+        engine.release(["handbook"])
+        assert [one.tenant for one in engine.kept()] == ["press"]
+
+
+def test_keeping_ends_at_its_time():
+    with engine_of() as engine:
+        engine.keep([HANDBOOK], for_s=0.2, template=TEMPLATE)
+        assert len(engine.kept()) == 1
+        asyncio.run(asyncio.sleep(0.25))
+        assert engine.kept() == ()
+
+
+def test_coroutines_keep_too():
+    async def use(engine: RAGCacheEngine) -> None:
+        (kept,) = await engine.akeep([HANDBOOK], template=TEMPLATE)
+        assert await engine.akept() == (kept,)
+        await engine.arelease(["handbook"])
+        assert await engine.akept() == ()
+
+    with engine_of() as engine:
+        asyncio.run(use(engine))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error", "said"),
+    [
+        ({"tier": "device"}, InvalidArgument, 'tier is "host" or "disk"'),
+        ({"tier": "disk"}, InvalidArgument, "no disk tier .* disk_cache"),
+        ({"for_s": -1}, InvalidArgument, "for_s"),
+        ({"until": "tomorrow"}, InvalidArgument, "until is a datetime"),
+        ({"until": datetime(2020, 1, 1, tzinfo=UTC)}, InvalidArgument, "over already"),
+        ({"for_s": 1, "until": datetime(2999, 1, 1)}, InvalidArgument, "one of them"),
+        ({"documents": "handbook"}, InvalidArgument, "handbook"),
+        ({"documents": [7]}, InvalidArgument, "7"),
+        ({"documents": ["unknown"]}, UnknownDocument, "corpus="),
+        ({"template": None}, UnknownTemplate, "template="),
+        ({"documents": [Document("long", "word " * 2000)]}, PromptTooLong, "tokens"),
+    ],
+)
+def test_what_cannot_be_kept_is_refused_before_any_work(
+    wrong: dict[str, Any], error: type[Exception], said: str
+):
+    with engine_of() as engine:
+        asked: dict[str, Any] = {"documents": [HANDBOOK], "template": TEMPLATE, **wrong}
+        with pytest.raises(error, match=said):
+            engine.keep(**asked)
+        assert engine.kept() == ()
+        assert engine.stats().tiers.ended == 0
+
+
+def test_what_is_kept_comes_back_after_the_model_has_died():
+    dying = False
+
+    def die(step: int) -> None:
+        nonlocal dying
+        if dying:
+            dying = False
+            raise EngineDied("killed")
+
+    with engine_of(die) as engine:
+        (kept,) = engine.keep([HANDBOOK], template=TEMPLATE)
+        dying = True
+        ask(engine, OTHERS[0])
+        assert engine.stats().restarts == 1
+        asyncio.run(asyncio.sleep(1.0))  # idle
+        assert engine.kept() == (kept,)
+        assert ask(engine, HANDBOOK) == kept.tokens
+
+
+def test_what_got_lost_is_computed_again_when_the_engine_is_idle(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr("ragcache_engine.warming.keep.LOOK_AGAIN_S", 0.5)
+    with engine_of() as engine:
+        (kept,) = engine.keep([HANDBOOK], template=TEMPLATE)
+        engine.clear_cache()
+        assert engine.kept()[0].held_tokens == 0
+        ask(engine, OTHERS[0])
+        asyncio.run(asyncio.sleep(1.0))
+        assert engine.kept() == (kept,)
+    assert LOOK_AGAIN_S > 0
+
+
+def test_what_was_forgotten_after_it_was_planned_is_not_kept():
+    async def keep() -> None:
+        log = ForgetLog()
+        backend = KeepingBackend(WithdrawingBackend(MemoryBackend(host_blocks=40), log))
+        await backend.start()
+        with RAGCacheEngine(EngineConfig(backend="memory", host_cache="1GiB")) as engine:
+            _, (request,) = engine._plan_keeping([HANDBOOK], TEMPLATE, None, (), None, None)
+        planned = log.moment
+        log.note(["handbook"])
+        late = replace(request.request, planned=planned)
+        (kept,) = await backend.keep([late], KeepOrder(Tier.HOST))
+        assert kept.tokens == 0
+        assert await backend.kept() == []
+        await backend.close()
+
+    asyncio.run(keep())
