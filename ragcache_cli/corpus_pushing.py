@@ -8,6 +8,7 @@ import stat
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from datetime import datetime
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from ragcache_cli.folders import OTHER_HOME, cache_home, make_folder, naming, re
 from ragcache_cli.index_serving import load_served
 from ragcache_cli.terminal import Phases
 from ragcache_engine import RAGCacheError
-from ragcache_engine.corpora import Registered, ServerCorpora
+from ragcache_engine.corpora import KeepFor, Registered, ServerCorpora
 from ragcache_engine.corpora.client import write_lines
 from ragcache_engine.visible import quoted, visible
 
@@ -50,13 +51,34 @@ def push(
     )
 
 
-def warm(corpus: str, corpora: ServerCorpora, console: Console) -> None:
+def show_kept(corpus: str, corpora: ServerCorpora, console: Console) -> None:
+    """Say which documents of a corpus are kept, and until when. Raises as ServerCorpora.kept does."""
+    kept = corpora.kept(corpus)
+    if not kept:
+        console.print(f"Nothing of the corpus {escape(corpus)} is kept", soft_wrap=True)
+        return
+    table = Table("documents", "tier", "until", "tokens", "of them there now")
+    for one in kept:
+        ends = one.until and datetime.fromtimestamp(one.until)
+        table.add_row(
+            escape(", ".join(map(quoted, one.ids))),
+            one.tier,
+            f"{ends:%Y-%m-%d %H:%M}" if ends else "released",
+            f"{one.tokens:,}",
+            f"{one.held_tokens:,}",
+        )
+    console.print(table)
+
+
+def warm(
+    corpus: str, corpora: ServerCorpora, console: Console, keep: KeepFor | None = None
+) -> None:
     """Let the server compute a corpus, and say what became of its documents.
 
-    Raises as ServerCorpora.warm does.
+    keep: how to keep them from then on; None: not at all. Raises as ServerCorpora.warm does.
     """
     with Phases(console).waiting(f"Warming the corpus {corpus}") as done:
-        warmed = corpora.warm(corpus, done=done)
+        warmed = corpora.warm(corpus, keep=keep, done=done)
     console.print(
         f"The corpus {escape(corpus)}: {warmed.prepared:,} documents computed, {warmed.cached:,} were "
         f"cached, {warmed.left_out:,} left out",

@@ -15,6 +15,7 @@ from ragcache_engine.backends.vllm.installed import require_vllm
 from ragcache_engine.serving.keys import name_by_digest, read_key_file
 from ragcache_engine.serving.settings import (
     CORPORA_FOLDER,
+    KEPT_SHARE,
     KEYS_FILE,
     LEARN,
     MAX_BODY,
@@ -28,7 +29,7 @@ from ragcache_engine.serving.settings import (
 class DoorSettings:
     """Who may use the server, and how much of it: as in `ragcache serve`. None: the default.
 
-    corpora_folder: as CORPORA_FOLDER. learns_documents: as LEARN.
+    corpora_folder: as CORPORA_FOLDER. learns_documents: as LEARN. kept_share: as KEPT_SHARE.
     """
 
     keys_file: Path | None = None
@@ -37,6 +38,7 @@ class DoorSettings:
     max_corpora_bytes: int | None = None
     corpora_folder: Path | None = None
     learns_documents: bool = False
+    kept_share: float | None = None
 
     def environment(self) -> dict[str, str]:
         """Return the environment variables that bring these settings to the server."""
@@ -47,6 +49,7 @@ class DoorSettings:
             MAX_CORPORA: self.max_corpora_bytes,
             CORPORA_FOLDER: self.corpora_folder,
             LEARN: "1" if self.learns_documents else None,
+            KEPT_SHARE: self.kept_share,
         }
         return {name: str(value) for name, value in told.items() if value is not None}
 

@@ -134,6 +134,11 @@ class CacheStats(ShownAsTable):
                 else []
             ),
             *self._rows_of_borrowing(),
+            *(
+                (f"kept in {tier}", f"{kept:,} of {self.tiers.capacity[tier]:,} blocks")
+                for tier, kept in self.tiers.kept.items()
+                if kept
+            ),
             ("answer tokens", f"{self.output_tokens:,}"),
         ]
         if self.retried:

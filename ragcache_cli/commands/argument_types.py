@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -105,6 +106,19 @@ def add_disk_cache_place(parser: argparse.ArgumentParser) -> None:
         help="encrypt the disk cache's files with the key from env:NAME, file:PATH or command:PROGRAM "
         "ARGUMENTS (default: they are not encrypted)",
     )
+
+
+SECONDS = {"s": 1, "min": 60, "h": 3600, "d": 86_400}
+
+
+def duration(text: str) -> float:
+    """Accept a time such as 90min, 12h or 30d; return its seconds."""
+    unit = text.lstrip("0123456789.")
+    with contextlib.suppress(ValueError, KeyError):
+        seconds = float(text.removesuffix(unit)) * SECONDS[unit]
+        if seconds > 0:
+            return seconds
+    raise argparse.ArgumentTypeError(f"a time such as 90min, 12h or 30d is needed, got {text!r}")
 
 
 def share(text: str) -> float:

@@ -1,4 +1,4 @@
-"""`ragcache corpus`: push, list, warm, remove."""
+"""`ragcache corpus`: push, list, warm, keep, release, remove."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import argparse
 from pathlib import Path
 
 from rich.console import Console
+
+from ragcache_cli.commands.argument_types import duration
 
 SUMMARY = "register documents at a server, which then finds them in the prompts of any client"
 DESCRIPTION = (
@@ -25,6 +27,13 @@ WARM = (
     "sooner. They are computed behind the beginning of the latest prompt with a registered document: ask "
     "one question first. Other requests are answered meanwhile; what is computed already is not computed "
     "again."
+)
+
+
+KEEP = (
+    "Compute the tensors of a corpus as `warm` does, and let no other prompt evict them. At most a share "
+    "of each tier is kept (--kept-share of `ragcache serve`), and half of that for one tenant; documents "
+    "beyond that are named. Documents that change or are removed are kept no longer."
 )
 
 
@@ -50,6 +59,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     warm = commands.add_parser("warm", help="compute a corpus's tensors now", description=WARM)
     warm.add_argument("name", metavar="NAME", help="of the corpus")
     _add_server(warm)
+    keep = commands.add_parser(
+        "keep", help="compute a corpus's tensors now, and let nothing evict them", description=KEEP
+    )
+    keep.add_argument("name", metavar="NAME", help="of the corpus")
+    keep.add_argument(
+        "--for",
+        dest="for_s",
+        type=duration,
+        metavar="TIME",
+        help="how long, such as 90min, 12h or 30d (default: until it is released)",
+    )
+    keep.add_argument(
+        "--tier",
+        choices=("disk", "host"),
+        default="disk",
+        help="what is kept on the disk survives the server (%(default)s)",
+    )
+    keep.add_argument("--list", action="store_true", help="say what is kept, and keep nothing")
+    _add_server(keep)
+    release = commands.add_parser("release", help="keep a corpus no longer")
+    release.add_argument("name", metavar="NAME", help="of the corpus")
+    _add_server(release)
     remove = commands.add_parser("remove", help="remove a corpus, and what is stored of it")
     remove.add_argument("name", metavar="NAME", help="of the corpus")
     _add_server(remove)
@@ -75,11 +106,18 @@ def run(parsed: argparse.Namespace, console: Console) -> int:
 
     with needed("a server's client", extra="client"):
         from ragcache_cli import corpus_pushing
-        from ragcache_engine.corpora import ServerCorpora
+        from ragcache_engine.corpora import KeepFor, ServerCorpora
 
     corpora = ServerCorpora(parsed.server, read_api_key(parsed.api_key_env))
     if parsed.action == "list":
         corpus_pushing.show(corpora, console)
+    elif parsed.action == "keep" and parsed.list:
+        corpus_pushing.show_kept(parsed.name, corpora, console)
+    elif parsed.action == "keep":
+        keep = KeepFor(parsed.tier, parsed.for_s)
+        corpus_pushing.warm(parsed.name, corpora, console, keep)
+    elif parsed.action == "release":
+        console.print(f"{corpora.release(parsed.name):,} sets of documents are kept no longer")
     elif parsed.action == "warm":
         corpus_pushing.warm(parsed.name, corpora, console)
     elif parsed.action == "remove":

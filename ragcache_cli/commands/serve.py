@@ -15,6 +15,7 @@ from ragcache_cli.commands.argument_types import (
     add_disk_cache_place,
     add_reuse,
     reuse_settings,
+    share,
     size_in_bytes,
 )
 from ragcache_cli.models import DEMO_MODEL, DEMO_MODEL_NAME
@@ -119,6 +120,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="memory for the documents of --corpus and of clients (default: 1GiB)",
     )
     parser.add_argument(
+        "--kept-share",
+        type=share,
+        metavar="SHARE",
+        help="how much of the host tier and of the disk tier may be kept from eviction (default: 0.5)",
+    )
+    parser.add_argument(
         "--host", metavar="ADDRESS", help="to listen on (default: vLLM's; a fleet's: 127.0.0.1)"
     )
     parser.add_argument(
@@ -171,7 +178,7 @@ def run(parsed: argparse.Namespace, console: Console) -> int:
     settings["model"] = str(demo_model()) if parsed.model == DEMO_MODEL else parsed.model
     doors = DoorSettings(parsed.keys, parsed.max_body, parsed.max_requests, parsed.max_corpora)
     require_usable_keys(doors, parsed.vllm_arguments)
-    doors = replace(doors, learns_documents=parsed.learn_documents)
+    doors = replace(doors, learns_documents=parsed.learn_documents, kept_share=parsed.kept_share)
     if parsed.corpus:
         from ragcache_cli.corpus_pushing import write_corpora
 

@@ -12,7 +12,20 @@
 The server's paths are in serving/corpus_routes.py. Importing this package loads no numpy.
 """
 
-from ragcache_engine.corpora.client import CorpusWarmed, Pushed, ServerCorpora
+from ragcache_engine.corpora.client import (
+    CorpusWarmed,
+    KeepFor,
+    KeptOfCorpus,
+    Pushed,
+    ServerCorpora,
+)
 from ragcache_engine.corpora.document import Registered
 
-__all__ = ["CorpusWarmed", "Pushed", "Registered", "ServerCorpora"]
+__all__ = [
+    "CorpusWarmed",
+    "KeepFor",
+    "KeptOfCorpus",
+    "Pushed",
+    "Registered",
+    "ServerCorpora",
+]

@@ -46,6 +46,30 @@ class CorpusWarmed:
     why: Sequence[tuple[Sequence[str], str]] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class KeepFor:
+    """How to keep documents. tier: "host" or "disk". for_s: how many seconds; None: until released."""
+
+    tier: str = "disk"
+    for_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class KeptOfCorpus:
+    """Documents of a corpus that are kept together.
+
+    ids: of one document, or of two where documents are stored to be borrowed. tier: where. until: when
+    that ends, in seconds since 1970; None: never. tokens: how many are kept, the text before the
+    documents among them. held_tokens: those of them that are in the tier now.
+    """
+
+    ids: tuple[str, ...]
+    tier: str
+    until: float | None
+    tokens: int
+    held_tokens: int
+
+
 class ServerCorpora:
     """The corpora that a key may register at a server that `ragcache serve` started.
 
@@ -109,6 +133,7 @@ class ServerCorpora:
         document_ids: Sequence[str] | None = None,
         *,
         cache_salt: str | None = None,
+        keep: KeepFor | None = None,
         done: Callable[[int, int], None] | None = None,
     ) -> CorpusWarmed:
         """Compute documents now, so that the first questions about them are answered sooner.
@@ -117,13 +142,16 @@ class ServerCorpora:
         one question first. A server that reuses documents at any position stores each as it is borrowed;
         any other, for prompts that begin with it.
         document_ids: which documents; None: all. cache_salt: as the prompts have it that are to find
-        them. done: called with how many are done, of how many.
+        them. keep: how to keep them from eviction from then on; None: not at all. Those for which there
+        is no more room to keep are left out. done: called with how many are done, of how many.
         Raises UnknownTemplate before any question, UnknownDocument, KeyRefused, ServerBusy while others
         are being warmed, ServerUnreachable.
         """
         body: dict[str, Any] = {} if document_ids is None else {"ids": [*document_ids]}
         if cache_salt is not None:
             body["cache_salt"] = cache_salt
+        if keep is not None:
+            body["keep"] = {"tier": keep.tier, "for_s": keep.for_s}
         told: dict[str, Any] = {}
         with closing(self._connection.lines("POST", f"{_path(corpus)}/warm", body)) as lines:
             for told in lines:
@@ -131,6 +159,23 @@ class ServerCorpora:
                     done(told["done"], told["of"])
         why = tuple((one["documents"], one["why"]) for one in told["why"])
         return CorpusWarmed(told["prepared"], told["cached"], told["left_out"], why)
+
+    def kept(self, corpus: str) -> tuple[KeptOfCorpus, ...]:
+        """Return which documents of a corpus are kept.
+
+        Raises CannotKeep, KeyRefused, ServerUnreachable.
+        """
+        told = self._connection.call("GET", f"{_path(corpus)}/kept")
+        return tuple(KeptOfCorpus(tuple(one.pop("ids")), **one) for one in map(dict, told["kept"]))
+
+    def release(self, corpus: str, document_ids: Sequence[str] | None = None) -> int:
+        """Keep documents of a corpus no longer; return how many sets that were. None: all.
+
+        Raises as `kept` does.
+        """
+        body = {} if document_ids is None else {"ids": [*document_ids]}
+        told = self._connection.call("POST", f"{_path(corpus)}/release", body, UPKEEP_S)
+        return int(told["released"])
 
     def summaries(self) -> Mapping[str, Mapping[str, int]]:
         """Return what each corpus holds, by its name: `documents`, `size_bytes`, `too_short`."""

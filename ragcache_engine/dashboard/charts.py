@@ -350,7 +350,7 @@ def _why(document: DocumentSource) -> str:
 
 def draw_fill(seen: Observation) -> Figure:
     """Draw how full each tier is."""
-    capacity, held = seen.counters.capacity, seen.counters.held
+    capacity, held, kept = seen.counters.capacity, seen.counters.held, seen.counters.kept
     if seen.tree is not None:
         capacity, held = seen.tree.capacity, seen.tree.held
     tiers = [tier for tier in SOURCES if capacity[tier]]
@@ -363,7 +363,7 @@ def draw_fill(seen: Observation) -> Figure:
         "y": tiers,
         "x": shares,
         "marker": {"color": [COLOURS[tier] for tier in tiers]},
-        "text": [f"{held[tier]:,} of {capacity[tier]:,} blocks" for tier in tiers],
+        "text": [_say_fill(held[tier], capacity[tier], kept[tier]) for tier in tiers],
         "textposition": ["inside" if share > 0.5 else "outside" for share in shares],
         "insidetextanchor": "middle",
         "hoverinfo": "text",
@@ -376,6 +376,10 @@ def draw_fill(seen: Observation) -> Figure:
         yaxis={"type": "category", "categoryorder": "array", "categoryarray": tiers[::-1]},
     )
     return {"data": [trace], "layout": layout}
+
+
+def _say_fill(held: int, capacity: int, kept: int) -> str:
+    return f"{held:,} of {capacity:,} blocks" + (f", {kept:,} kept" if kept else "")
 
 
 def _html(text: str) -> str:

@@ -21,6 +21,7 @@ from ragcache_engine.tiers.metric_names import (
     DISK_STATE,
     EVICTED,
     HELD,
+    KEPT,
     PLAIN_COUNTS,
     PROMPT_TOKENS,
     SCHEDULING,
@@ -155,6 +156,7 @@ def read_samples(samples: _Samples) -> Observation:
         evicted=_tiers(by_label(f"{EVICTED.name}_total", "tier")),
         held=_tiers(by_label(HELD.name, "tier")),
         capacity=_tiers(by_label(CAPACITY.name, "tier")),
+        kept=_tiers(by_label(KEPT.name, "tier")),
         # Of a fleet whose replicas differ, the worst state: it is the one to look at.
         disk=next((state for state in reversed(DiskState) if states.get(state)), DiskState.NONE),
         **counts,

@@ -5,7 +5,10 @@
     GET    /ragcache/corpora/NAME                  its documents: ids and digests
     DELETE /ragcache/corpora/NAME                  remove all its documents, and what is stored of them
     POST   /ragcache/corpora/NAME/remove           remove the documents {"ids": [...]}
-    POST   /ragcache/corpora/NAME/warm             prepare them all, or {"ids": [...]}, now
+    POST   /ragcache/corpora/NAME/warm             prepare them all, or {"ids": [...]}, now, and keep them
+                                                   with {"keep": {"tier": "disk", "for_s": 86400}}
+    GET    /ragcache/corpora/NAME/kept             which of them are kept
+    POST   /ragcache/corpora/NAME/release          keep them all, or {"ids": [...]}, no longer
     GET    /ragcache/corpora/NAME/documents/ID     one document
     DELETE /ragcache/corpora/NAME/documents/ID     remove one
 
@@ -39,12 +42,18 @@ from ragcache_engine.errors import (
     RequestTooLarge,
     RequestTooSlow,
 )
+from ragcache_engine.serving.corpus_keeping import (
+    list_kept,
+    make_keep_order,
+    release_documents,
+)
 from ragcache_engine.serving.corpus_warming import CorpusWarming
 from ragcache_engine.serving.keys import Caller
 from ragcache_engine.serving.messages import (
     CORPORA,
     LINES,
     CorpusLine,
+    ReleaseBody,
     RemoveBody,
     WarmBody,
     error_to_json,
@@ -114,9 +123,16 @@ class CorpusRoutes:
             case "POST", "warm":
                 said = parse_body(WarmBody, body or b"{}")
                 tenant = caller.tenant_for(said.cache_salt)
-                make = partial(CorpusWarming, owner, tenant, name, said.ids, served)
+                order = None if said.keep is None else make_keep_order(said.keep, tenant, served)
+                make = partial(CorpusWarming, owner, tenant, name, said.ids, served, order)
                 warming = await run(make)
                 return StreamingResponse(_write_lines(warming.lines()), media_type=LINES)
+            case "GET", "kept":
+                return JSONResponse({"kept": await list_kept(owner, name, served)})
+            case "POST", "release":
+                some = parse_body(ReleaseBody, body or b"{}").ids
+                released = await release_documents(owner, name, some, served)
+                return JSONResponse({"released": released})
             case "GET", _ if is_one:
                 if name == LEARNED and owner is None:
                     raise OperatorsOnly(

@@ -15,6 +15,7 @@ from ragcache_engine.checks import shown
 from ragcache_engine.corpora.registered import Corpora, name_of
 from ragcache_engine.errors import (
     GenerationFailed,
+    KeepLimitReached,
     PromptTooLong,
     ServerBusy,
     UnknownDocument,
@@ -22,6 +23,7 @@ from ragcache_engine.errors import (
 )
 from ragcache_engine.protocols import BackendRequest
 from ragcache_engine.serving.routes import Served, with_signs_of_life
+from ragcache_engine.tiers.kept import KeepOrder, NoRoomToKeep
 from ragcache_engine.values import Document
 
 MOST_TOLD = 100
@@ -30,7 +32,7 @@ MOST_TOLD = 100
 ATTEMPTS = 3
 """How often a prompt is written whose documents others change meanwhile."""
 
-OF_ONE_SET = (PromptTooLong, GenerationFailed, UnknownDocument)
+OF_ONE_SET = (PromptTooLong, GenerationFailed, UnknownDocument, KeepLimitReached)
 """Errors after which all other documents can still be prepared."""
 
 
@@ -46,7 +48,7 @@ class CorpusWarming:
     """Prefills the documents of a corpus behind the beginning of its tenant's latest prompt.
 
     owner: whose the corpus is. tenant: whose prompts are to find its tensors. document_ids: which
-    documents; None: all.
+    documents; None: all. order: how to keep them from eviction; None: not at all.
     Raises UnknownDocument for one that the corpus has not, or a corpus that is empty; UnknownTemplate
     before any prompt of the tenant had a registered document; ServerBusy while others of the tenant are
     being warmed.
@@ -59,7 +61,9 @@ class CorpusWarming:
         corpus: str,
         document_ids: Sequence[str] | None,
         served: Served,
+        order: KeepOrder | None = None,
     ) -> None:
+        self._order = order
         self._owner, self._tenant = owner, tenant
         self._corpus, self._served = corpus, served
         corpora = served.corpora
@@ -153,10 +157,27 @@ class CorpusWarming:
             yield Document(name_of(self._owner, self._corpus, one), known.text.strip())
 
     async def _prefill(self, request: BackendRequest) -> bool:
-        """Compute a prompt; return whether that was not needed, as all of it is in the cache."""
-        [is_cached] = await self._served.backend.touch_if_cached([request])
+        """Compute a prompt; return whether that was not needed, as all of it is in the cache.
+
+        If it is to be kept, in the tier where that is to be. Raises KeepLimitReached.
+        """
+        if self._order is None:
+            [is_cached] = await self._served.backend.touch_if_cached([request])
+        else:
+            is_cached = await self._keep(request, self._order)
         if not is_cached:
             async with aclosing(self._served.backend.generate(request)) as deltas:
                 async for _ in deltas:
                     pass
         return is_cached
+
+    async def _keep(self, request: BackendRequest, order: KeepOrder) -> bool:
+        """Keep what a prompt leaves in the cache; return whether all of it is in the tier already."""
+        try:
+            [kept] = await self._served.backend.keep([request], order)
+        except NoRoomToKeep as error:
+            raise KeepLimitReached(
+                f"it takes {error.needed_tokens:,} tokens more, and you may keep {error.free_tokens:,} "
+                f"more in the {order.tier.value} tier: release others first"
+            ) from None
+        return kept.held_tokens == kept.tokens

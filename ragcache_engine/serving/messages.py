@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -186,13 +186,28 @@ class RemoveBody(_Body):
     ids: list[str]
 
 
+class KeepBody(_Body):
+    """How to keep documents from eviction. for_s: how many seconds; None: until they are released."""
+
+    tier: Literal["host", "disk"] = "disk"
+    for_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+
+
+class ReleaseBody(_Body):
+    """Documents of a corpus to keep no longer; without ids all of them."""
+
+    ids: list[str] | None = None
+
+
 class WarmBody(_Body):
     """Documents of a corpus to prepare now; without ids all of them.
 
-    cache_salt: as the prompts have it that are to find them.
+    cache_salt: as the prompts have it that are to find them. keep: keep them from then on; None: they may
+    be evicted like all others.
     """
 
     ids: list[str] | None = None
+    keep: KeepBody | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=LONGEST_ID)] | None = None
 
 

@@ -79,7 +79,8 @@ class TierCounters:
     scheduling: requests by how long our part of their scheduling took: one number for each bound in
       SCHEDULING_BUCKETS_S, and one for those above the last bound.
     scheduling_s: seconds that this took in all.
-    held, capacity: blocks that each tier holds, and may hold, as of the request that ended last.
+    held, capacity: blocks that each tier holds, and may hold, as of the request that ended last. kept:
+      those that are kept from eviction there, whether the tier has them yet or not.
     disk: what the disk tier could do then.
     """
 
@@ -106,6 +107,7 @@ class TierCounters:
     scheduling_s: float = 0.0
     held: Mapping[str, int] = field(default_factory=BlocksByTier)
     capacity: Mapping[str, int] = field(default_factory=BlocksByTier)
+    kept: Mapping[str, int] = field(default_factory=BlocksByTier)
     disk: DiskState = DiskState.NONE
 
 
@@ -136,6 +138,7 @@ class Counters:
     scheduling_s: float = 0.0
     held: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_TIERS, 0))
     capacity: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_TIERS, 0))
+    kept: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_TIERS, 0))
     disk: DiskState = DiskState.NONE
 
     def add_scheduling(self, seconds: float) -> None:
@@ -166,6 +169,6 @@ class Counters:
         return cls(**{**numbers, "disk": DiskState(numbers["disk"])})
 
 
-_BY_TIER = ("evicted", "held", "capacity")
+_BY_TIER = ("evicted", "held", "capacity", "kept")
 _NAMES = Counters.__slots__
 _VALUES = attrgetter(*_NAMES)

@@ -708,6 +708,7 @@ class CacheManager(Generic[B]):
         for tier in TIERS:
             counters.held[tier.value] = tree.used(tier)
             counters.capacity[tier.value] = tree.capacity(tier)
+            counters.kept[tier.value] = tree.kept(tier)
         counters.disk = self._disk.state
 
     def _count_tokens(

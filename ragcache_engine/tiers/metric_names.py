@@ -48,6 +48,9 @@ HELD = Metric("ragcache_held_blocks", "Blocks in each tier.", MetricKind.GAUGE, 
 CAPACITY = Metric(
     "ragcache_capacity_blocks", "Blocks each tier may hold.", MetricKind.GAUGE, "tier"
 )
+KEPT = Metric(
+    "ragcache_kept_blocks", "Blocks kept from eviction in each tier.", MetricKind.GAUGE, "tier"
+)
 DISK_STATE = Metric(
     "ragcache_disk_state", "1 for the state the disk tier is in.", MetricKind.GAUGE, "state"
 )
@@ -91,13 +94,14 @@ TIER_METRICS = (
     EVICTED,
     HELD,
     CAPACITY,
+    KEPT,
     DISK_STATE,
     SCHEDULING,
     *PLAIN_COUNTS.values(),
 )
 
 
-TIER_BLOCKS = {EVICTED: "evicted", HELD: "held", CAPACITY: "capacity"}
+TIER_BLOCKS = {EVICTED: "evicted", HELD: "held", CAPACITY: "capacity", KEPT: "kept"}
 """The field of Counters, blocks by tier, that each of these metrics reports."""
 
 SERIES: tuple[tuple[Metric, tuple[str, ...]], ...] = (

@@ -14,7 +14,7 @@ from typing import Any, Literal, cast, get_args
 
 from ragcache_engine.anywhere.idle_work import IDLE_S, IdleWork
 from ragcache_engine.checks import require_duration, require_items, shown
-from ragcache_engine.errors import InvalidArgument, KeepLimitReached
+from ragcache_engine.errors import EngineDied, InvalidArgument, KeepLimitReached
 from ragcache_engine.forwarding import ForwardingBackend
 from ragcache_engine.knowledge import Tier
 from ragcache_engine.protocols import Backend, BackendRequest, Delta
@@ -36,9 +36,6 @@ ROUNDS = 3
 LEAST_WAIT_S, MOST_WAIT_S, STILL_S = 0.02, 1.0, 5.0
 """Seconds between two looks at what has reached the tier, the first ones and the last ones, and after
 which nothing more is expected."""
-
-LOOK_AGAIN_S = 30.0
-"""Seconds between two looks at whether what is kept is still there, while the engine is used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,32 +225,25 @@ def _explain(error: NoRoomToKeep, order: KeepOrder) -> KeepLimitReached:
 
 
 class KeepingBackend(ForwardingBackend):
-    """Does what `inner` does, and sees to it that what is kept stays there.
+    """Does what `inner` does, and keeps again what was kept when the model has to start again.
 
-    When the model was started again, and from time to time while no request runs, it asks for what is
-    kept and computes what is missing. All methods belong to the engine's loop.
-    idle_s: seconds without a request before it begins. clock: tells seconds.
+    What is missing then is computed while no request runs. A block that gets lost otherwise, as on a
+    damaged disk, needs nobody: the next request with its document computes it, and the tier takes it.
+    All methods belong to the engine's loop. idle_s: seconds without a request before it begins.
     """
 
-    def __init__(
-        self,
-        inner: Backend,
-        *,
-        idle_s: float = IDLE_S,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, inner: Backend, *, idle_s: float = IDLE_S) -> None:
         super().__init__(inner)
-        self._clock = clock
         self._wanted: dict[
             tuple[str | None, tuple[str, ...]], tuple[BackendRequest, KeepOrder]
         ] = {}
-        self._looked_s = clock()
+        self._lost: list[tuple[str | None, tuple[str, ...]]] = []
         self._numbers = count()
-        self.idle = IdleWork(self._look, self._is_due, idle_s=idle_s)
+        self.idle = IdleWork(self._keep_next, lambda: bool(self._lost), idle_s=idle_s)
 
     async def start(self) -> ModelLimits:
         limits = await super().start()
-        self._looked_s = self._clock() - LOOK_AGAIN_S  # a model that starts again holds nothing
+        self._lost = list(self._wanted)
         self.idle.open()
         self.idle.begin()
         return limits
@@ -291,27 +281,24 @@ class KeepingBackend(ForwardingBackend):
         await self.idle.close()
         await super().close()
 
-    def _is_due(self) -> bool:
-        return bool(self._wanted) and self._clock() - self._looked_s >= LOOK_AGAIN_S
-
-    async def _look(self) -> None:
-        """Ask for all that is kept, and compute what is missing of it."""
-        now = time.time()
-        for key, (request, order) in list(self._wanted.items()):
-            if order.until_s is not None and order.until_s <= now:
-                self._wanted.pop(key, None)
-                continue
-            try:
+    async def _keep_next(self) -> None:
+        """Keep the next of what was lost, and compute what is missing of it."""
+        key = self._lost[0]
+        request, order = self._wanted.get(key, (None, None))
+        try:
+            if request and order and (order.until_s is None or order.until_s > time.time()):
                 (kept,) = await self.inner.keep([request], order)
-                if kept.held_tokens < kept.tokens and key in self._wanted:
+                if kept.held_tokens < kept.tokens:
                     await self._prefill(request)
-            except NoRoomToKeep as error:
-                logger.warning("%s are kept no longer: %s", ", ".join(key[1])[:200], error)
+            else:
                 self._wanted.pop(key, None)
-            except Exception as error:  # it must disturb nobody
-                logger.info("what is kept could not be looked after: %s", error)
-                break
-        self._looked_s = self._clock()
+        except EngineDied:
+            self._lost.clear()  # the next start keeps them all
+        except Exception as error:  # it must disturb nobody
+            logger.warning("%s are kept no longer: %s", ", ".join(key[1])[:200], error)
+            self._wanted.pop(key, None)
+        if self._lost and self._lost[0] == key:
+            del self._lost[0]
 
     async def _prefill(self, request: BackendRequest) -> None:
         name = f"{request.request_id}-keep-{next(self._numbers)}"

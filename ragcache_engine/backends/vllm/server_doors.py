@@ -52,6 +52,7 @@ class ServerDoors(Doors):
         limits = read_limits(os.environ)
         super().__init__(app, limits, self._read_keys, self._serve)
         self._corpora = Corpora(limits.corpora_bytes)
+        self._kept_share = limits.kept_share
         self._learned = LearnedDocuments(self._corpora) if os.environ.get(LEARN) == "1" else None
         self._served: Served | None = None
         self._keys: Keys | None = None
@@ -83,7 +84,8 @@ class ServerDoors(Doors):
     async def _serve(self, scope: Scope) -> Served:
         """Return what is served: vLLM has no engine yet when it makes its middleware."""
         if self._served is None:
-            self._served = serve_engine(scope["app"].state, self._corpora, self._learned)
+            served = serve_engine(scope["app"].state, self._corpora, self._learned)
+            self._served = replace(served, kept_share=self._kept_share)
         return self._served
 
 
