@@ -304,10 +304,19 @@ def is_corpus(path: str) -> bool:
 
 
 def read_key(scope: Scope) -> str | None:
-    """Return the key of a request's header, which is UTF-8; None without one."""
-    told = Headers(scope=scope).get("authorization", "").encode("latin-1")
-    scheme, _, key = told.decode(errors="surrogateescape").partition(" ")
-    return key.strip() if scheme.lower() == "bearer" and key.strip() else None
+    """Return the key of a request's header, which is UTF-8; None without one.
+
+    Anthropic's clients send it by another name than OpenAI's.
+    """
+    headers = Headers(scope=scope)
+    scheme, _, key = _read_utf8(headers.get("authorization", "")).partition(" ")
+    if scheme.lower() != "bearer":
+        key = _read_utf8(headers.get("x-api-key", ""))
+    return key.strip() or None
+
+
+def _read_utf8(header: str) -> str:
+    return header.encode("latin-1").decode(errors="surrogateescape")
 
 
 def _with_length(scope: Scope, length: int) -> Scope:

@@ -1,4 +1,4 @@
-"""Rewrites the bodies of OpenAI's own requests on their way in.
+"""Rewrites the bodies of OpenAI's own requests, and of Anthropic's messages, on their way in.
 
 A client may name the documents of a completion by characters; the server knows the tokens. A client with
 a tenant's key shares tensors within this tenant only, whatever it writes into its body.
@@ -40,8 +40,9 @@ from ragcache_engine.tiers.wire import FIELD, MalformedRequest, RequestMessage
 from ragcache_engine.values import TokenSegment
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
 TOKENIZE, DETOKENIZE = "/tokenize", "/detokenize"
-SALTED = {COMPLETIONS, CHAT}
+SALTED = {COMPLETIONS, CHAT, RESPONSES, MESSAGES}
 """The paths that take a `cache_salt`, which keeps tenants apart."""
 
 TRANSFER, DOCUMENTS, SEGMENTS, EXACT = "kv_transfer_params", "documents", "segments", "exact"
@@ -81,6 +82,22 @@ TENANTS_FIELDS = {
         "documents", "include_reasoning", "max_completion_tokens", "parallel_tool_calls",
         "reasoning_effort", "return_prompt_text", "tool_choice", "top_logprobs",
     },
+    RESPONSES: frozenset(
+        {
+            "model", "input", "instructions", "max_output_tokens", "temperature", "top_p", "top_k",
+            "min_p", "top_logprobs", "presence_penalty", "frequency_penalty", "repetition_penalty",
+            "seed", "stop", "stream", "text", "reasoning", "include_reasoning", "tools", "tool_choice",
+            "parallel_tool_calls", "truncation", "metadata", "user", "include", "structured_outputs",
+            "cache_salt", TEMPLATE_ARGS, TRANSFER,
+        }
+    ),
+    MESSAGES: frozenset(
+        {
+            "model", "messages", "system", "max_tokens", "metadata", "stop_sequences", "stream",
+            "temperature", "top_k", "top_p", "tools", "tool_choice", "thinking", "output_config",
+            "cache_salt", TEMPLATE_ARGS, TRANSFER,
+        }
+    ),
     TOKENIZE: _CONVERSATION | {"prompt", "return_token_strs"},
     DETOKENIZE: frozenset({"model", "tokens"}),
 }  # fmt: skip
@@ -182,8 +199,7 @@ async def _recognise(
         return None  # most of it is no prompt
     moment = served.corpora.moment()
     # Of a tenant, the salt is what names it to vLLM by now.
-    salt, is_chat = _read_salt(said), path == CHAT
-    found = await recognise(said, caller.tenant, salt, served, is_chat=is_chat)
+    found = await recognise(path, said, caller.tenant, _read_salt(said), served)
     if found is None or not held.enter_context(served.corpora.using(found.named_documents, moment)):
         return None
     return found
@@ -228,17 +244,31 @@ def count_answers(said: Mapping[str, Any]) -> int:
 
 def _count_characters(said: Mapping[str, Any]) -> int:
     """Return how many characters a body's longest prompt has, or all messages of its conversation."""
-    prompt, messages = said.get("prompt"), said.get("messages")
+    prompt = said.get("prompt")
     prompts = prompt if isinstance(prompt, list) else [prompt]
     longest = max((len(one) for one in prompts if isinstance(one, str)), default=0)
-    contents = [
-        message.get("content")
-        for message in (messages if isinstance(messages, list) else ())
-        if isinstance(message, dict)
+    conversation = (said.get(name) for name in ("messages", "input", "instructions", "system"))
+    return max(longest, sum(map(_count_text, conversation)))
+
+
+def _count_text(content: object) -> int:
+    """Return how many characters the texts have of a message's content, of messages, or of a text."""
+    if isinstance(content, str):
+        return len(content)
+    parts = content if isinstance(content, list) else []
+    texts = [
+        one.get(name) for one in parts if isinstance(one, dict) for name in ("text", "content")
     ]
-    parts = [part for content in contents if isinstance(content, list) for part in content]
-    texts = contents + [part.get("text") for part in parts if isinstance(part, dict)]
-    return max(longest, sum(len(text) for text in texts if isinstance(text, str)))
+    whole = [one for one in (*parts, *texts) if isinstance(one, str)]
+    nested = [one for one in texts if isinstance(one, list)]
+    within = [
+        part.get(name)
+        for one in nested
+        for part in one
+        if isinstance(part, dict)
+        for name in ("text", "content")
+    ]
+    return sum(map(len, whole)) + sum(len(one) for one in within if isinstance(one, str))
 
 
 def require_request_name(name: str, where: str) -> None:
@@ -305,11 +335,20 @@ def _confine(
     """Return the body with the caller's tenant in it, and without what only operators may say."""
     known = TENANTS_FIELDS[path]
     confined = {name: value for name, value in said.items() if name in known and name != TRANSFER}
+    if path == RESPONSES:
+        confined["store"] = False  # whoever guesses its id could read it
+        tools = confined.get("tools")
+        if isinstance(tools, list):  # others are the server's own programs
+            confined["tools"] = [one for one in tools if _is_function(one)]
     if path in SALTED:
         confined["cache_salt"] = caller.tenant_for(_read_salt(said))
         if SEGMENTS in ours:
             confined[TRANSFER] = {FIELD: {SEGMENTS: ours[SEGMENTS]}}
     return confined
+
+
+def _is_function(tool: object) -> bool:
+    return isinstance(tool, dict) and tool.get("type") == "function"
 
 
 def _map_to_tokens(said: dict[str, Any], documents: Any, served: Served) -> Sequence[TokenSegment]:

@@ -26,27 +26,25 @@ MOST_NEIGHBOURS, MOST_SEARCHES = 100, 8
 
 
 async def recognise(
-    said: Mapping[str, Any],
-    owner: str | None,
-    tenant: str | None,
-    served: Served,
-    *,
-    is_chat: bool,
+    path: str, said: Mapping[str, Any], owner: str | None, tenant: str | None, served: Served
 ) -> BackendRequest | None:
     """Return the prompt of a body as a request with its registered documents; None if it has none.
 
-    said: the body of one of OpenAI's requests, as vLLM's server gets it. Of a completion only a prompt
-      that is one text is read, of a conversation only texts. is_chat: whether it is a conversation's.
+    said: the body of a request to this path, as vLLM's server gets it. Of a completion only a prompt that
+      is one text is read, of a conversation only texts.
     owner: whose registered documents are looked for, beside everybody's. tenant: of the request.
     """
     if served.learned is None and not served.corpora.has_some_for(owner):
         return None
+    is_completion = path == "/v1/completions"
     try:
-        written = await _write_chat(said, served) if is_chat else _write_completion(said)
+        written = (
+            _write_completion(said) if is_completion else await _write_chat(path, said, served)
+        )
         longest = CHARACTERS_PER_TOKEN * served.limits.context_tokens
         if written is None or len(written.text) > longest:
             return None
-        special = not is_chat and said.get("add_special_tokens", True)
+        special = is_completion and said.get("add_special_tokens", True)
         return await served.tokenizers.run(partial(_find, written, special, owner, tenant, served))
     except Exception as error:  # vLLM's server says better what is wrong with a request
         logger.info("no documents were looked for in a request: %s", type(error).__name__)
@@ -63,17 +61,30 @@ def _write_completion(said: Mapping[str, Any]) -> WrittenPrompt | None:
     return WrittenPrompt(text, None)
 
 
-async def _write_chat(said: Mapping[str, Any], served: Served) -> WrittenPrompt | None:
+async def _write_chat(path: str, said: Mapping[str, Any], served: Served) -> WrittenPrompt | None:
     """Let the server behind the doors write a prompt; it writes it once more when it answers."""
-    if served.write_chat is None or not all(map(_is_text, said["messages"])):
+    if served.write_chat is None or said.get("previous_response_id") is not None:
+        return None  # only the server knows what came before
+    messages = said["input"] if "input" in said else said["messages"]
+    if not (isinstance(messages, str) or all(map(_is_text, messages))):
         return None
-    return await served.write_chat(said)
+    return await served.write_chat(path, said)
+
+
+TEXT_PARTS = {"text", "input_text", "output_text", "tool_use", "thinking"}
+"""Kinds of parts of a message that put nothing but text into a prompt."""
 
 
 def _is_text(message: Mapping[str, Any]) -> bool:
-    content = message.get("content")
+    """Return whether a message, or an item of a response's input, has no pictures, sounds or files."""
+    content = message.get("content", message.get("output"))
     parts = content if isinstance(content, list) else ()
-    return all(isinstance(part, str) or part.get("type") == "text" for part in parts)
+    return all(
+        isinstance(part, str)
+        or part.get("type") in TEXT_PARTS
+        or (part.get("type") == "tool_result" and _is_text(part))
+        for part in parts
+    )
 
 
 def _find(

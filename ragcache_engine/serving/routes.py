@@ -125,7 +125,8 @@ class WrittenPrompt(NamedTuple):
     token_ids: Sequence[int] | None
 
 
-WriteChat: TypeAlias = Callable[[Mapping[str, Any]], Awaitable[WrittenPrompt]]
+WriteChat: TypeAlias = Callable[[str, Mapping[str, Any]], Awaitable[WrittenPrompt]]
+"""Writes the prompt of a conversation from the path of a request and its body."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,8 +144,8 @@ class Served:
     contexts: remembers behind what the documents of the latest prompts are stored.
     corpora: the documents that clients registered. learned: registers others that recur; None: nothing
       does.
-    write_chat: returns the prompt that the server behind the doors makes of the body of a chat request.
-      Raises anything if it makes none.
+    write_chat: returns the prompt that the server behind the doors makes of a conversation: of a chat
+      request, a response or Anthropic's messages. Raises anything if it makes none.
     beginnings: how the latest prompts with registered documents began. warming: the tenants for whom
       documents are being warmed.
     note_prompt: is called with each of those that was answered.

@@ -117,7 +117,9 @@ def test_a_key_travels_as_utf_8(tmp_path: Path, key: str):
         assert refused.status_code == 401
 
 
-@pytest.mark.parametrize("path", ["/metrics", "/sleep", "/v1/responses", "/reset_prefix_cache"])
+@pytest.mark.parametrize(
+    "path", ["/metrics", "/sleep", "/v1/responses/r/cancel", "/reset_prefix_cache"]
+)
 def test_what_steers_the_server_or_tells_of_others_needs_an_operators_key(
     server: MemoryServer, path: str
 ):

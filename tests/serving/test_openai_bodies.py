@@ -8,10 +8,17 @@ from typing import Any
 
 import pytest
 
-from ragcache_engine import BadRequest
+from ragcache_engine import BadRequest, PromptTooLong
 from ragcache_engine.backends.memory import MemoryBackend
 from ragcache_engine.serving.keys import ANYBODY, Caller
-from ragcache_engine.serving.openai_bodies import CHAT, COMPLETIONS, TENANTS_FIELDS, rewrite_body
+from ragcache_engine.serving.openai_bodies import (
+    CHAT,
+    COMPLETIONS,
+    MESSAGES,
+    RESPONSES,
+    TENANTS_FIELDS,
+    rewrite_body,
+)
 from ragcache_engine.serving.room import Place, Room
 from ragcache_engine.serving.routes import Served
 
@@ -47,9 +54,41 @@ async def test_of_a_tenants_body_only_what_every_tenant_may_say_reaches_vllm(pat
         1,
     )  # fmt: skip
     told = await rewritten({**known, **others}, SHOP, path)
-    salt = {"cache_salt": "shop"} if "cache_salt" in known else {}
-    assert told == {**known, **salt}
+    own: dict[str, Any] = {"cache_salt": "shop"} if "cache_salt" in known else {}
+    if path == RESPONSES:
+        own["store"] = False
+    assert told == {**known, **own}
     assert await rewritten({**known, **others}, OPERATOR, path) == {**known, **others}
+
+
+async def test_a_tenants_response_runs_none_of_the_servers_own_tools():
+    tools = [{"type": "function", "name": "f"}, {"type": "mcp", "server_label": "x"}, "odd"]
+    told = await rewritten({"input": "Why?", "tools": tools, "store": True}, SHOP, RESPONSES)
+    assert told["tools"] == tools[:1]
+    assert told["store"] is False
+
+
+LONG = "word " * 100_000
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        (RESPONSES, {"input": LONG}),
+        (RESPONSES, {"input": "Why?", "instructions": LONG}),
+        (RESPONSES, {"input": [{"role": "user", "content": LONG}]}),
+        (RESPONSES, {"input": [{"content": [{"type": "input_text", "text": LONG}]}]}),
+        (MESSAGES, {"messages": [{"role": "user", "content": LONG}]}),
+        (MESSAGES, {"messages": [], "system": [{"type": "text", "text": LONG}]}),
+        (
+            MESSAGES,
+            {"messages": [{"content": [{"type": "tool_result", "content": LONG}]}]},
+        ),
+    ],
+)
+async def test_a_conversation_longer_than_the_context_is_refused_unread(path: str, said: Any):
+    with pytest.raises(PromptTooLong):
+        await rewritten(said, SHOP, path)
 
 
 async def test_the_segments_of_a_tenant_reach_vllm():

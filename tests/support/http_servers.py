@@ -146,7 +146,7 @@ def serve(
                 )
         return served[0]
 
-    async def write_chat(said: Mapping[str, Any]) -> WrittenPrompt:
+    async def write_chat(path: str, said: Mapping[str, Any]) -> WrittenPrompt:
         """Write a conversation as vLLM's server would."""
         if any(message["role"] == "stranger" for message in said["messages"]):
             raise RefusedMessages("no such role")

@@ -7,26 +7,38 @@ AttributeError, and the answer a 500.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from copy import deepcopy
 from typing import Any
 
 from pydantic import TypeAdapter
 from pydantic_core import from_json
+from vllm.entrypoints.anthropic.protocol import AnthropicMessagesRequest
+from vllm.entrypoints.anthropic.serving import AnthropicServingMessages
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest
+from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
 from vllm.entrypoints.serve.tokenize.protocol import DetokenizeRequest, TokenizeRequest
 from vllm.exceptions import VLLMError
 from vllm.renderers.online_renderer import OnlineRenderer
 
 from ragcache_engine.daemon_threads import DaemonThreads
 from ragcache_engine.errors import InvalidArgument, RefusedMessages
-from ragcache_engine.serving.openai_bodies import CHAT, COMPLETIONS, DETOKENIZE, TOKENIZE
+from ragcache_engine.serving.openai_bodies import (
+    CHAT,
+    COMPLETIONS,
+    DETOKENIZE,
+    MESSAGES,
+    RESPONSES,
+    TOKENIZE,
+)
 from ragcache_engine.serving.routes import WrittenPrompt
 
 _BODIES: dict[str, TypeAdapter[Any]] = {
     COMPLETIONS: TypeAdapter(CompletionRequest),
     CHAT: TypeAdapter(ChatCompletionRequest),
+    RESPONSES: TypeAdapter(ResponsesRequest),
+    MESSAGES: TypeAdapter(AnthropicMessagesRequest),
     TOKENIZE: TypeAdapter(TokenizeRequest),
     DETOKENIZE: TypeAdapter(DetokenizeRequest),
 }
@@ -50,19 +62,48 @@ def require_readable(path: str, body: bytes) -> None:
         ) from error
 
 
-async def write_chat(
-    renderer: OnlineRenderer, threads: DaemonThreads, said: Mapping[str, Any]
-) -> WrittenPrompt:
-    """Return the prompt that vLLM's server makes of the body of a chat request.
+class PromptWriter:
+    """Writes the prompts that vLLM's server makes of conversations.
 
-    renderer: of that server. threads: where bodies are read. Raises what vLLM does for a body that it
-    refuses, and RefusedMessages for one of which it makes no prompt of text.
+    state: what the server's app keeps. threads: where bodies are read.
     """
-    # It changes what it is given.
-    request = await threads.run(lambda: ChatCompletionRequest.model_validate(deepcopy(dict(said))))
-    rendered = await renderer.render_chat(request, skip_mm_cache=True)
-    inputs: Sequence[Mapping[str, Any]] = rendered[1] if isinstance(rendered, tuple) else []
-    text = inputs[0].get("prompt") if len(inputs) == 1 else None
-    if not isinstance(text, str) or "prompt_token_ids" not in inputs[0]:
-        raise RefusedMessages("vLLM writes no prompt of text of these messages")
-    return WrittenPrompt(text, inputs[0]["prompt_token_ids"])
+
+    def __init__(self, state: Any, threads: DaemonThreads) -> None:
+        self._renderer: OnlineRenderer = state.online_renderer
+        # vLLM tries out once whether the chat template takes system messages in the middle, and tells
+        # nobody. tests/backends/vllm/test_request_bodies.py notices when this moves.
+        anthropic = getattr(state, "anthropic_serving_messages", None)
+        self._merges_system: bool = getattr(anthropic, "_merge_inline_system", False)
+        self._threads = threads
+
+    async def write(self, path: str, said: Mapping[str, Any]) -> WrittenPrompt:
+        """Return the prompt of a body.
+
+        Raises what vLLM does for a body that it refuses, and RefusedMessages for one of which it makes no
+        prompt of text.
+        """
+        # It changes what it is given.
+        request = await self._threads.run(
+            lambda: _BODIES[path].validate_python(deepcopy(dict(said)))
+        )
+        inputs: Any = None
+        if path == RESPONSES:
+            rendered = await self._renderer.render_responses(request, skip_mm_cache=True)
+            inputs = getattr(rendered, "engine_input", None)
+        else:
+            if path == MESSAGES:
+                request = self._as_chat(request)
+            answer = await self._renderer.render_chat(request, skip_mm_cache=True)
+            if isinstance(answer, tuple) and len(answer[1]) == 1:
+                inputs = answer[1][0]
+        text = inputs.get("prompt") if isinstance(inputs, Mapping) else None
+        if not isinstance(text, str) or "prompt_token_ids" not in inputs:
+            raise RefusedMessages("vLLM writes no prompt of text of these messages")
+        return WrittenPrompt(text, inputs["prompt_token_ids"])
+
+    def _as_chat(self, request: AnthropicMessagesRequest) -> ChatCompletionRequest:
+        if request.thinking is not None and request.thinking.type == "disabled":
+            raise RefusedMessages("vLLM tries out how much thinking means none")
+        return AnthropicServingMessages.to_chat_completion_request(
+            request, merge_inline_system=self._merges_system
+        )

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from ragcache_engine.anywhere.idle_backend import with_idle_work
 from ragcache_engine.backends.vllm.backend import VLLMBackend, has_tiers
 from ragcache_engine.backends.vllm.budget import TierBudget
 from ragcache_engine.backends.vllm.installed import require_vllm
-from ragcache_engine.backends.vllm.request_bodies import require_readable, write_chat
+from ragcache_engine.backends.vllm.request_bodies import PromptWriter, require_readable
 from ragcache_engine.backends.vllm.tiers.settings import TierSettings
 from ragcache_engine.corpora.learned import LearnedDocuments
 from ragcache_engine.corpora.registered import Corpora
@@ -107,7 +106,6 @@ def serve_engine(state: Any, corpora: Corpora, learned: LearnedDocuments | None)
     template = load_chat_template(args.chat_template)
     reasoning = llm.vllm_config.structured_outputs_config.reasoning_parser or None
     tokenizers = DaemonThreads(TOKENIZED_AT_ONCE, "ragcache-server-tokenizing")
-    write = partial(write_chat, state.online_renderer, tokenizers)
     settings = _tier_settings(llm)
     served = Served(
         backend,
@@ -119,7 +117,7 @@ def serve_engine(state: Any, corpora: Corpora, learned: LearnedDocuments | None)
         reasoning_parser=reasoning,
         corpora=corpora,
         learned=learned,
-        write_chat=write,
+        write_chat=PromptWriter(state, tokenizers).write,
         tokenizers=tokenizers,
         forgets_documents=settings is not None,
     )

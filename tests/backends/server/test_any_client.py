@@ -14,7 +14,7 @@ from openai import OpenAI
 from real_servers import RealServer, ragcache_serve
 from waiting import eventually
 
-from ragcache_engine.corpora import Pushed, Registered, ServerCorpora
+from ragcache_engine.corpora import KeepFor, Pushed, Registered, ServerCorpora
 from ragcache_engine.tiers.borrowing.plan import WhyExact
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
@@ -160,6 +160,46 @@ def test_tools_change_the_prompt_and_documents_are_found_in_it_all_the_same(serv
 def test_a_completion_names_its_documents_too(server: RealServer):
     made = client_of(server).completions.create(model="smol", prompt=asked(4, 5), max_tokens=2)
     assert why_exact(made) != FEW
+
+
+def test_the_newer_paths_find_documents_too(server: RealServer):
+    chat(server, asked(0, 1, 2))
+    answer = client_of(server).responses.create(
+        model="smol",
+        instructions="Be short.",
+        input=asked(2, 1, 0),
+        max_output_tokens=6,
+        temperature=0,
+    )
+    assert answer.output_text
+    assert reuse_of(answer)["approximate"] or why_exact(answer) not in ("", FEW)
+    said = {
+        "model": "smol",
+        "system": "Be short.",
+        "max_tokens": 6,
+        "messages": [{"role": "user", "content": [{"type": "text", "text": asked(1, 2, 0)}]}],
+    }
+    # Anthropic's clients send their key by this name.
+    told = httpx2.post(
+        f"{server.url}/v1/messages", json=said, headers={"x-api-key": SHOP}, timeout=60
+    ).json()
+    assert told["content"][0]["text"]
+    assert told["ragcache"]["approximate"] or told["kv_transfer_params"]["ragcache"].get(
+        "why_exact", FEW
+    ) not in ("", FEW)
+    unknown = httpx2.post(
+        f"{server.url}/v1/messages", json=said, headers={"x-api-key": "somebody's"}
+    )
+    assert unknown.status_code == 401
+
+
+def test_what_is_kept_of_a_corpus_is_in_its_tier(server: RealServer, own: ServerCorpora):
+    chat(server, asked(0, 1), PRESS)
+    assert own.warm("own", keep=KeepFor("host", for_s=600)).left_out == 0
+    assert eventually(lambda: all(0 < one.tokens == one.held_tokens for one in own.kept("own")))
+    assert {name for one in own.kept("own") for name in one.ids} >= {one.id for one in SEA}
+    assert own.release("own") >= 1
+    assert own.kept("own") == ()
 
 
 def test_a_tenants_documents_are_nobody_elses_and_the_servers_own_are_everybodys(

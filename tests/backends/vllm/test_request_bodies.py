@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from typing import Any
 
@@ -12,12 +13,25 @@ from ragcache_engine import InvalidArgument
 pytest.importorskip("vllm")
 
 from ragcache_engine.backends.vllm.request_bodies import require_readable
-from ragcache_engine.serving.openai_bodies import CHAT, COMPLETIONS, DETOKENIZE, TOKENIZE
+from ragcache_engine.serving.openai_bodies import (
+    CHAT,
+    COMPLETIONS,
+    DETOKENIZE,
+    MESSAGES,
+    RESPONSES,
+    TOKENIZE,
+)
 
 SOUND: dict[str, dict[str, Any]] = {
     COMPLETIONS: {"prompt": "Why?"},
     CHAT: {"messages": [{"role": "user", "content": "Why?"}]},
     TOKENIZE: {"prompt": "Why?"},
+    RESPONSES: {"input": "Why?"},
+    MESSAGES: {
+        "model": "any",
+        "max_tokens": 1,
+        "messages": [{"role": "user", "content": "Why?"}],
+    },
     DETOKENIZE: {"tokens": [1, 2]},
 }
 
@@ -45,3 +59,10 @@ def test_a_body_that_vllm_would_fail_at_is_refused_with_the_reason(path: str, va
 )
 def test_what_vllm_refuses_by_itself_is_left_to_it(fields: dict[str, Any]):
     require(COMPLETIONS, **fields)
+
+
+def test_vllm_still_keeps_where_system_messages_go_under_the_name_that_is_read():
+    from vllm.entrypoints.anthropic.serving import AnthropicServingMessages
+
+    made = inspect.getsource(AnthropicServingMessages.__init__)
+    assert "self._merge_inline_system =" in made
