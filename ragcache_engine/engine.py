@@ -40,6 +40,7 @@ from ragcache_engine.dashboard.engine_observer import EngineObserver
 from ragcache_engine.engine_chat import EngineChat, moved_to_chat
 from ragcache_engine.engine_table import engine_table
 from ragcache_engine.errors import (
+    CannotKeep,
     EngineClosed,
     EngineInOtherProcess,
     EngineNeeded,
@@ -121,7 +122,7 @@ class RAGCacheEngine:
         self._templates, forgotten = TemplateBook(), ForgetLog()
         templates = self._templates
         backend = WithdrawingBackend(backend or _make_backend(config), forgotten)
-        backend = KeepingBackend(backend)
+        backend = self._keeping = KeepingBackend(backend)
         idle = with_idle_work(
             backend,
             prepares_later=config.prepares_later,
@@ -515,11 +516,14 @@ class RAGCacheEngine:
         for_s: how many seconds; until: until when, a datetime. Without either: until `release`.
         template, chain, corpus, neighbours, tenant: as in `warm`.
         progress: show a bar on standard error.
-        A set that is kept already is kept as this call says. `forget` ends all keeping of a document.
-        Return what is kept. It says how much of it has reached the tier: all, unless the disk failed or
-        other requests evicted it on its way; that is computed again when the engine is idle.
-        Raises KeepLimitReached if more than kept_share of the tier were kept, and then keeps nothing that
-        was not kept before; CannotKeep, PromptTooLong, or what `warm` raises, before any work.
+        A set has one tier, one template and one end: those of the latest call. `forget` ends all keeping
+        of a document.
+        Return what is kept, and how much of it has reached the tier: all, unless the disk failed or other
+        requests evicted it on its way; that comes with the next prompt that has it. A document shorter
+        than a block has 0 tokens to keep.
+        Raises KeepLimitReached if more than kept_share of the tier were kept, and then all is kept as
+        before; CannotKeep, PromptTooLong, or what `warm` raises, before any work. If a set cannot be
+        computed, the others are kept, and its error is raised. After cancelling, `release` them.
         """
         order = self._order_to_keep(tier, for_s, until)
         requests = self._plan_keeping(documents, template, chain, corpus, neighbours, tenant)
@@ -550,6 +554,11 @@ class RAGCacheEngine:
     def _order_to_keep(
         self, tier: KeptTier | None, for_s: float | None, until: datetime | None
     ) -> KeepOrder:
+        if self.config.backend == "server":
+            raise CannotKeep(
+                "the tensors are the server's: keep its documents with `ragcache corpus keep`, or with "
+                "ServerCorpora.warm(keep=...)"
+            )
         has_disk = self.config.disk_cache > 0
         return make_order(
             tier or ("disk" if has_disk else "host"),
@@ -584,11 +593,13 @@ class RAGCacheEngine:
         requests: Sequence[PreparedRequest],
         progress: bool,
     ) -> Future[tuple[KeptDocuments, ...]]:
-        async def keep(backend: Backend) -> tuple[KeptDocuments, ...]:
-            keeping = Keeping(backend, prefiller, requests, order)
+        runtime = self._runtime
+
+        async def keep() -> tuple[KeptDocuments, ...]:
+            keeping = Keeping(self._keeping, prefiller, requests, order, runtime.beat)
             return tuple(map(KeptDocuments.of, await keeping.run(progress=progress)))
 
-        return self._runtime.call_backend(keep, "keep documents")
+        return runtime.call_backend(keep, "keep documents")
 
     def release(
         self, documents: Iterable[str | Sequence[str]], *, tenant: str | None = None
@@ -616,7 +627,7 @@ class RAGCacheEngine:
             for one in require_items(documents, object, "documents", 'such as ["handbook"]')
         ]
         return self._runtime.call_backend(
-            lambda backend: backend.release(sets, tenant), "keep documents no longer"
+            partial(self._keeping.release, sets, tenant), "keep documents no longer"
         )
 
     def kept(self) -> tuple[KeptDocuments, ...]:
@@ -632,8 +643,8 @@ class RAGCacheEngine:
         return await asyncio.wrap_future(self._begin_listing_kept())
 
     def _begin_listing_kept(self) -> Future[tuple[KeptDocuments, ...]]:
-        async def look(backend: Backend) -> tuple[KeptDocuments, ...]:
-            return tuple(map(KeptDocuments.of, await backend.kept()))
+        async def look() -> tuple[KeptDocuments, ...]:
+            return tuple(map(KeptDocuments.of, await self._keeping.kept()))
 
         self._runtime.require_this_process()
         return self._runtime.call_backend(look, "tell what it keeps")

@@ -102,13 +102,14 @@ class WithdrawingBackend(ForwardingBackend):
 
     async def keep(self, requests: Sequence[BackendRequest], order: KeepOrder) -> Sequence[Kept]:
         """Keep nothing of what was forgotten since it was planned: none of its tokens."""
-        alive = [one for one in requests if not self._withdrawn(one)]
+        are_withdrawn = [bool(self._withdrawn(one)) for one in requests]
+        alive = [one for one, gone in zip(requests, are_withdrawn, strict=True) if not gone]
         kept = iter(await self.inner.keep(alive, order) if alive else ())
         return [
             Kept(tuple(one.document_ids), one.tenant, order.tier.value, order.until_s, 0, 0)
-            if self._withdrawn(one)
+            if is_withdrawn
             else next(kept)
-            for one in requests
+            for one, is_withdrawn in zip(requests, are_withdrawn, strict=True)
         ]
 
     def _withdrawn(self, request: BackendRequest) -> Sequence[str]:

@@ -50,7 +50,7 @@ from ragcache_engine.fleet_serving.wire import (
 )
 from ragcache_engine.serving.doors import FREE_PATHS, Doors, Taken, is_corpus, read_key, refusal
 from ragcache_engine.serving.keys import Caller, Keys
-from ragcache_engine.serving.messages import PREFIX, error_to_json
+from ragcache_engine.serving.messages import CORPORA, PREFIX, error_to_json
 from ragcache_engine.serving.openai_bodies import CHAT, COMPLETIONS, count_answers
 from ragcache_engine.serving.routes import Served
 from ragcache_engine.serving.settings import Limits
@@ -131,7 +131,7 @@ class FleetDoors(Doors):
         said = _read_object(body)
         if place is not None:
             place.widen(count_answers(said))
-        if scope["method"] != "GET" and is_corpus(path):
+        if is_corpus(path) and (scope["method"] != "GET" or _asks_what_is_kept(path)):
             await refusal(_fixed_corpora())(scope, _never, send)
             return None
         request = await self._describe(path, caller, body, said, scope)
@@ -406,6 +406,10 @@ def _read_object(body: bytes) -> dict[str, Any]:
     except ValueError:
         return {}
     return said if isinstance(said, dict) else {}
+
+
+def _asks_what_is_kept(path: str) -> bool:
+    return path.endswith("/kept") and path.removeprefix(CORPORA).count("/") == 2
 
 
 def _fixed_corpora() -> InvalidArgument:

@@ -176,15 +176,17 @@ class Runtime:
         self._require_not_closing()
         return self._thread.submit(self._upkeep.touch_if_cached(requests))
 
-    def call_backend(
-        self, work: Callable[[Backend], Coroutine[Any, Any, T]], asked: str
-    ) -> Future[T]:
+    def call_backend(self, work: Callable[[], Coroutine[Any, Any, T]], asked: str) -> Future[T]:
         """Begin other work with the backend, on the engine's loop. Takes what CacheUpkeep.call does.
 
         The future raises what that does.
         """
         self._require_not_closing()
         return self._thread.submit(self._upkeep.call(work, asked))
+
+    def beat(self) -> None:
+        """Note, on the engine's loop, that the backend has shown a sign of life during `call_backend`."""
+        self._upkeep.beat()
 
     def stats(self) -> CacheStats:
         """Return all of the engine's counters, as of now. Raises EngineInOtherProcess."""

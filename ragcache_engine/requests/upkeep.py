@@ -59,12 +59,17 @@ class CacheUpkeep:
             self._backend.touch_if_cached(requests), "look up documents"
         )
 
-    async def call(self, work: Callable[[Backend], Coroutine[Any, Any, T]], asked: str) -> T:
+    async def call(self, work: Callable[[], Coroutine[Any, Any, T]], asked: str) -> T:
         """Do work with the backend. asked: what the engine was asked to do, for errors.
 
+        Work that lasts long calls `beat` whenever the backend has answered.
         Raises what the work does, RequestTimedOut, EngineDied or EngineClosed.
         """
-        return await self._end_when_silent(work(self._backend), asked)
+        return await self._end_when_silent(work(), asked)
+
+    def beat(self) -> None:
+        """Note that the backend has shown a sign of life."""
+        self._heartbeat.beat()
 
     async def snapshot(self, documents: int) -> TreeSnapshot | None:
         """Return the knowledge tree as of now. Raises RequestTimedOut, EngineDied or EngineClosed."""

@@ -123,7 +123,7 @@ class CorpusRoutes:
             case "POST", "warm":
                 said = parse_body(WarmBody, body or b"{}")
                 tenant = caller.tenant_for(said.cache_salt)
-                order = None if said.keep is None else make_keep_order(said.keep, tenant, served)
+                order = None if said.keep is None else make_keep_order(said.keep, owner, served)
                 make = partial(CorpusWarming, owner, tenant, name, said.ids, served, order)
                 warming = await run(make)
                 return StreamingResponse(_write_lines(warming.lines()), media_type=LINES)

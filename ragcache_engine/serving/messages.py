@@ -186,11 +186,15 @@ class RemoveBody(_Body):
     ids: list[str]
 
 
+LONGEST_KEPT_S = 100 * 365 * 86_400
+"""Documents are kept for so many seconds at most, or until they are released."""
+
+
 class KeepBody(_Body):
     """How to keep documents from eviction. for_s: how many seconds; None: until they are released."""
 
     tier: Literal["host", "disk"] = "disk"
-    for_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    for_s: Annotated[float, Field(gt=0, le=LONGEST_KEPT_S, allow_inf_nan=False)] | None = None
 
 
 class ReleaseBody(_Body):

@@ -151,7 +151,8 @@ class Served:
     note_prompt: is called with each of those that was answered.
     forgets_documents: whether the backend stores tensors by document. One that does not would have to
       clear everybody's cache to forget one.
-    kept_share: which part of the host tier, and of the disk tier, may be kept from eviction.
+    kept_share: which part of the host tier, and of the disk tier, may be kept from eviction. kept_tiers:
+      which of them there are.
     """
 
     backend: Backend
@@ -176,6 +177,7 @@ class Served:
     note_prompt: Callable[[BackendRequest], Awaitable[None]] = _ignore
     forgets_documents: bool = True
     kept_share: float = 0.5
+    kept_tiers: frozenset[str] = frozenset({"host", "disk"})
     forgetting: asyncio.Lock = field(default_factory=asyncio.Lock)
     tasks: set[asyncio.Future[None]] = field(default_factory=set)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from ragcache_engine.simulation.clock import VirtualClock
 from ragcache_engine.simulation.copy_lane import CopyLane, has_passed
@@ -57,14 +57,15 @@ class SimulatedDisk:
     def note_forgotten(self, times: Mapping[str, int]) -> None:
         """Do nothing: no other engine uses this disk."""
 
-    kept_elsewhere = 0
-    """No other engine uses this disk."""
-
     def keep_files(self, kept: KeptFile) -> None:
         """Do nothing: the tree alone removes files, and this disk ends with the process."""
 
     def release_files(self, name: str) -> None:
         """Do nothing, as `keep_files` does."""
+
+    def count_kept_elsewhere(self, but: Iterable[str]) -> int:
+        """Return 0: no other engine uses this disk."""
+        return 0
 
     def read(self, copy: BlockCopy, *, is_urgent: bool = False) -> None:
         """Copy a file into a host slot."""

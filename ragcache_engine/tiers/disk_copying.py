@@ -113,9 +113,17 @@ class DiskCopying(Generic[B]):
                 self._keep_files(node, known, upto, force=True)
             at += node.blocks
 
-    def is_written(self, name: str) -> bool:
-        """Return whether the file of this name is not on its way to the disk."""
-        return name not in self._writing
+    def count_written(self, names: Sequence[str | None]) -> int:
+        """Return how many of these files are not on their way to the disk."""
+        if not self._writing:
+            return len(names)
+        return sum(name not in self._writing for name in names)
+
+    @property
+    def has_room_to_write(self) -> bool:
+        """Whether more blocks may wait to be written."""
+        transfers = self._transfers
+        return transfers is not None and transfers.pending_writes < MOST_WRITES
 
     def _keep_files(self, node: Node, start: int, upto: int, *, force: bool = False) -> bool:
         """Count the node's first `upto` blocks as on disk; return False if there is no room for all."""
@@ -228,7 +236,7 @@ class DiskCopying(Generic[B]):
                     break
                 is_kept = node.kept[DISK] > 0
                 if (
-                    (transfers.pending_writes >= MOST_WRITES and not is_kept)
+                    transfers.pending_writes >= MOST_WRITES
                     or not self.wants(node, 1, uses=node.uses)
                     or not self._keep_files(node, at, at + 1, force=is_kept)
                 ):
@@ -260,9 +268,12 @@ class DiskCopying(Generic[B]):
         if self._transfers is not None:
             self._transfers.release_files(name)
 
-    def count_kept_elsewhere(self) -> int:
-        """Return how many blocks others keep in the folder, or processes before this one kept."""
-        return 0 if self._transfers is None else self._transfers.kept_elsewhere
+    def count_kept_elsewhere(self, but: Iterable[str]) -> int:
+        """Return how many blocks others keep in the folder, or processes before this one kept.
+
+        but: names of sets that are about to be kept.
+        """
+        return 0 if self._transfers is None else self._transfers.count_kept_elsewhere(but)
 
     def take_forgotten(self) -> dict[str, int]:
         """Return what other engines on the disk have forgotten; see DiskTransfers.take_forgotten."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from ragcache_engine.tiers.node_record import Key
 
@@ -63,6 +63,10 @@ class HostSlots:
     def is_filling(self, key: Key) -> bool:
         """Return whether the block is on its way into a slot."""
         return key in self._filling
+
+    def count_filling(self, keys: Sequence[Key]) -> int:
+        """Return how many of these blocks are on their way into slots."""
+        return sum(key in self._filling for key in keys) if self._filling else 0
 
     def is_filling_slot(self, key: Key, slot: int) -> bool:
         """Return whether the block is on its way into this slot."""

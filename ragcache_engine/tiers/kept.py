@@ -18,23 +18,28 @@ class KeepOrder:
 
     tier: one of KEPT_TIERS. until_s: when that ends, in seconds since 1970; None: never.
     most: which part of the tier may be kept in all, 0 to 1. share: which part of that the documents'
-      tenant may keep.
+      owner may keep. owner: whose share it is; None: nobody's, and no share bounds it but `most`.
     """
 
     tier: Tier
     until_s: float | None = None
     most: float = 1.0
     share: float = 1.0
+    owner: str | None = None
+
+    def is_like(self, other: KeepOrder) -> bool:
+        """Return whether both keep in one tier, for one owner."""
+        return (self.tier, self.owner) == (other.tier, other.owner)
 
     def to_list(self) -> list[Any]:
         """Return the order as plain values."""
-        return [self.tier.value, self.until_s, self.most, self.share]
+        return [self.tier.value, self.until_s, self.most, self.share, self.owner]
 
     @classmethod
     def from_list(cls, said: Sequence[Any]) -> Self:
         """Make an order from what to_list() returned."""
-        tier, until_s, most, share = said
-        return cls(Tier(tier), until_s, most, share)
+        tier, until_s, most, share, owner = said
+        return cls(Tier(tier), until_s, most, share, owner)
 
 
 class Kept(NamedTuple):
@@ -54,10 +59,14 @@ class Kept(NamedTuple):
 
 
 class KeptAnswer(NamedTuple):
-    """What a scheduler answers to who asked to keep. no_room: as in NoRoomToKeep, if that was raised."""
+    """What a scheduler answers to who asked to keep. no_room: as in NoRoomToKeep, if that was raised.
+
+    has_failed: whether nothing was done, by a defect of ours.
+    """
 
     kept: Sequence[Kept] = ()
     no_room: tuple[int, int] | None = None
+    has_failed: bool = False
 
 
 class NoRoomToKeep(Exception):

@@ -431,7 +431,7 @@ class CacheManager(Generic[B]):
     def step(self) -> None:
         """Take in what the disk has done. Call this once in each step of the scheduler."""
         self._host.step()
-        self._retention.end_those_due()
+        self._retention.step()
         if self._disk.is_attached:
             self._disk.collect()
             self._apply_tombstones()
@@ -501,9 +501,9 @@ class CacheManager(Generic[B]):
             for at, (_, _, prompts) in enumerate(wanted)
         ]
         pinned = [request for each in asked for request in each]
-        for request in pinned:  # all, before their paths are read: each may cut those before it
-            self._pin(request)
         try:
+            for request in pinned:  # all, before their paths are read: each may cut those before it
+                self._pin(request)
             kept = self._retention.keep(
                 order,
                 [

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic, NamedTuple
 
@@ -15,6 +15,8 @@ from ragcache_engine.tiers.disk.kept_files import KeptFile
 from ragcache_engine.tiers.disk_copying import DiskCopying
 from ragcache_engine.tiers.kept import KeepOrder, Kept, NoRoomToKeep
 from ragcache_engine.tiers.node_record import B, Key
+
+DISK = RANK[Tier.DISK]
 
 
 class ToKeep(NamedTuple):
@@ -61,12 +63,9 @@ class Retention(Generic[B]):
         self._disk = disk
         self._clock = clock
         self._records: dict[tuple[str | None, tuple[str, ...]], _Record] = {}
-        self._blocks: Counter[tuple[str | None, Tier]] = Counter()  # kept for each tenant
+        self._blocks: Counter[tuple[str | None, Tier]] = Counter()  # kept for each owner
+        self._to_write: deque[tuple[str | None, tuple[str, ...]]] = deque()
         self._next_end_s: float | None = None
-
-    def __len__(self) -> int:
-        """Return how many sets of documents are kept."""
-        return len(self._records)
 
     def keep(self, order: KeepOrder, wanted: Sequence[ToKeep]) -> list[Kept]:
         """Keep documents, all or none; return what is kept of each. Pin their nodes meanwhile.
@@ -76,42 +75,57 @@ class Retention(Generic[B]):
         tier = order.tier
         replaced = [self._records.get((one.tenant, one.documents)) for one in wanted]
         let_go = [
-            self._paths(record) if record is not None and record.order.tier is tier else []
+            self._paths(record) if record is not None and record.order.is_like(order) else []
             for record in replaced
         ]
-        added: Counter[str | None] = Counter()
+        names = [] if tier is not Tier.DISK else [one.file.name for one in wanted if one.file]
+        added = 0
         # Pinned, so that the tree forgets no node before it is known whether it stays kept.
         with self._tree.pinned(node for paths in let_go for path in paths for node in path):
+            before = self._tree.kept(tier)
             for one, paths in zip(wanted, let_go, strict=True):
-                added[one.tenant] += self._mark(one.paths, tier, keep=True)
-                added[one.tenant] += self._mark(paths, tier, keep=False)
+                self._mark(one.paths, tier, keep=True)
+                self._mark(paths, tier, keep=False)
+            added = self._tree.kept(tier) - before
             try:
-                self._require_room(order, added)
+                self._require_room(order, added, names)
             except NoRoomToKeep:
                 for one, paths in zip(wanted, let_go, strict=True):
                     self._mark(paths, tier, keep=True)
                     self._mark(one.paths, tier, keep=False)
                 raise
-        for tenant, blocks in added.items():
-            self._add_blocks(tenant, tier, blocks)
+        self._add_blocks(order.owner, tier, added)
         for one, record in zip(wanted, replaced, strict=True):
-            if record is not None and record.order.tier is not tier:
-                self._let_go(one.tenant, record)
+            if record is not None and not record.order.is_like(order):
+                self._let_go(record)
+            key = one.tenant, one.documents
             ends = tuple(self._index.record(path[-1]).keys[-1] for path in one.paths if path)
+            if not ends:  # shorter than a block
+                self._records.pop(key, None)
+                continue
             file = one.file if tier is Tier.DISK else None
             name = None if file is None else file.name
-            self._records[one.tenant, one.documents] = _Record(order, ends, name)
+            self._records[key] = _Record(order, ends, name)
             if file is not None:
                 self._disk.keep_files(replace(file, until_s=order.until_s))
+                self._to_write.append(key)
         self._note_end(order.until_s)
-        return [self._describe((one.tenant, one.documents)) for one in wanted]
+        return [
+            self._describe((one.tenant, one.documents))
+            if (one.tenant, one.documents) in self._records
+            else Kept(one.documents, one.tenant, tier.value, order.until_s, 0, 0)
+            for one in wanted
+        ]
 
     def release(self, documents: tuple[str, ...], tenant: str | None) -> None:
-        """Keep a set of documents no longer. Nothing happens if it is not kept."""
-        if (record := self._records.pop((tenant, documents), None)) is not None:
-            self._let_go(tenant, record)
-        elif (name := self._disk.name_kept(documents, tenant)) is not None:
-            self._disk.release_files(name)  # an earlier process may have kept it
+        """Keep a set of documents no longer, nor what an earlier process kept of it on the disk."""
+        record = self._records.pop((tenant, documents), None)
+        if record is not None:
+            self._let_go(record)
+        if (record is None or record.file is None) and (
+            name := self._disk.name_kept(documents, tenant)
+        ) is not None:
+            self._disk.release_files(name)
 
     def forget(self, names: frozenset[str], doomed: Container[Node]) -> None:
         """Keep nothing of these documents, nor what stands behind one of these nodes.
@@ -130,6 +144,19 @@ class Retention(Generic[B]):
         self.end_those_due()
         return [self._describe(key) for key in self._records]
 
+    def step(self) -> None:
+        """End what is due, and offer the disk what it lacks of one set. Takes no longer for many sets."""
+        self.end_those_due()
+        if self._to_write and self._disk.has_room_to_write:
+            key = self._to_write.popleft()
+            record = self._records.get(key)
+            if record is None or record.order.tier is not Tier.DISK:
+                return
+            nodes = [node for path in self._paths(record) for node in path]
+            self._disk.offer(nodes)
+            if any(node.resident[DISK] < node.blocks for node in nodes):
+                self._to_write.append(key)
+
     def end_those_due(self) -> None:
         """Keep no longer what was to be kept until now. Costs nothing where nothing is due."""
         now = self._clock()
@@ -145,23 +172,20 @@ class Retention(Generic[B]):
 
     # -- inside ------------------------------------------------------------------------------------
 
-    def _require_room(self, order: KeepOrder, added: Mapping[str | None, int]) -> None:
-        """Raise NoRoomToKeep if too much is kept now for the tier, or for one of the tenants.
+    def _require_room(self, order: KeepOrder, added: int, names: Sequence[str]) -> None:
+        """Raise NoRoomToKeep if too much is kept now for the tier, or for the order's owner.
 
-        added: how many blocks more each of them keeps.
+        added: how many blocks more that is. names: of the sets that are to be kept, on the disk.
         """
         most = int(self._tree.capacity(order.tier) * order.most)
-        others = self._disk.count_kept_elsewhere() if order.tier is Tier.DISK else 0
-        total = sum(added.values())
-        free = most - others - (self._tree.kept(order.tier) - total)
-        for tenant, blocks in added.items():
-            free_of_tenant = int(most * order.share) - self._blocks[tenant, order.tier]
-            needed, left = min(
-                (total, free), (blocks, free_of_tenant), key=lambda one: one[1] - one[0]
-            )
-            if needed > max(0, left):
-                tokens = self._tree.block_tokens
-                raise NoRoomToKeep(order.tier, needed * tokens, max(0, left) * tokens)
+        others = self._disk.count_kept_elsewhere(names) if order.tier is Tier.DISK else 0
+        free = most - others - (self._tree.kept(order.tier) - added)
+        if order.owner is not None:
+            own = self._blocks[order.owner, order.tier]
+            free = min(free, int(most * order.share) - own)
+        if added > max(0, free):
+            tokens = self._tree.block_tokens
+            raise NoRoomToKeep(order.tier, added * tokens, max(0, free) * tokens)
 
     def _mark(self, paths: Iterable[Sequence[Node]], tier: Tier, *, keep: bool) -> int:
         """Keep paths in a tier, or let them go; return how many blocks more are kept there now."""
@@ -178,17 +202,18 @@ class Retention(Generic[B]):
             if (owned := self._index.owner(end))
         ]
 
-    def _let_go(self, tenant: str | None, record: _Record) -> None:
-        tier = record.order.tier
-        self._add_blocks(tenant, tier, self._mark(self._paths(record), tier, keep=False))
+    def _let_go(self, record: _Record) -> None:
+        order = record.order
+        let_go = self._mark(self._paths(record), order.tier, keep=False)
+        self._add_blocks(order.owner, order.tier, let_go)
         if record.file is not None:
             self._disk.release_files(record.file)
 
-    def _add_blocks(self, tenant: str | None, tier: Tier, blocks: int) -> None:
-        """Count that many more blocks (fewer, if negative) as kept for a tenant."""
-        self._blocks[tenant, tier] += blocks
-        if not self._blocks[tenant, tier]:
-            del self._blocks[tenant, tier]
+    def _add_blocks(self, owner: str | None, tier: Tier, blocks: int) -> None:
+        """Count that many more blocks (fewer, if negative) as kept for an owner."""
+        self._blocks[owner, tier] += blocks
+        if not self._blocks[owner, tier]:
+            del self._blocks[owner, tier]
 
     def _note_end(self, until_s: float | None) -> None:
         if until_s is not None and (self._next_end_s is None or until_s < self._next_end_s):
@@ -209,10 +234,8 @@ class Retention(Generic[B]):
         """Count the node's blocks that have reached the tier."""
         here, record = node.resident[RANK[tier]], self._index.record(node)
         if tier is Tier.DISK:
-            return sum(
-                name is not None and self._disk.is_written(name) for name in record.files[:here]
-            )
-        return sum(not self._index.host.is_filling(key) for key in record.keys[:here])
+            return self._disk.count_written(record.files[:here])
+        return here - self._index.host.count_filling(record.keys[:here])
 
     # -- checking ----------------------------------------------------------------------------------
 
@@ -220,17 +243,16 @@ class Retention(Generic[B]):
         """Raise AssertionError unless the tree keeps what the records say, and no more. For tests."""
         for tier in Tier:
             kept: Counter[Node] = Counter()
-            of_tenants: dict[str | None, set[Node]] = {}
-            for (tenant, _), record in self._records.items():
+            owners: dict[str | None, set[Node]] = {}
+            for record in self._records.values():
                 if record.order.tier is tier:
                     paths = self._paths(record)
                     assert len(paths) == len(record.ends), "what is kept is forgotten"
-                    kept.update(node for path in paths for node in path)
-                    of_tenants.setdefault(tenant, set()).update(
-                        node for path in paths for node in path
-                    )
+                    nodes = [node for path in paths for node in path]
+                    kept.update(nodes)
+                    owners.setdefault(record.order.owner, set()).update(nodes)
             for node in self._index.nodes():
                 assert node.kept[RANK[tier]] == kept[node]
-            for tenant, nodes in of_tenants.items():
-                assert self._blocks[tenant, tier] == sum(node.blocks for node in nodes)
+            for owner, own in owners.items():
+                assert self._blocks[owner, tier] <= sum(node.blocks for node in own)
         assert all(self._blocks.values())

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Self
 from ragcache_engine.checks import LONGEST_ID, shown
 from ragcache_engine.tiers.borrowing.context import Context
 from ragcache_engine.tiers.counters import Counters
-from ragcache_engine.tiers.kept import KEPT_TIERS, KeepOrder, Kept
+from ragcache_engine.tiers.kept import KEPT_TIERS, KeepOrder, Kept, KeptAnswer
 from ragcache_engine.tiers.prompts import SegmentEnd
 from ragcache_engine.tiers.provenance import PromptSources, ReuseReport
 from ragcache_engine.tiers.tree_snapshot import MOST_DOCUMENTS, TreeSnapshot
@@ -81,8 +81,8 @@ class RequestMessage:
 
     @property
     def documents(self) -> tuple[str, ...]:
-        """The ids of the documents in the segments."""
-        return tuple(name for _, name in self.segments if name is not None)
+        """The ids of the documents in the segments, each once."""
+        return tuple(dict.fromkeys(name for _, name in self.segments if name is not None))
 
     @property
     def is_upkeep(self) -> bool:
@@ -195,8 +195,7 @@ class FinishMessage:
       the engine borrows at all.
     sources: where the prompt came from, for a sender who is trusted.
     tree: the snapshot that such a sender asked for. held: for each prompt that such a sender looked up,
-      whether it is cached whole. kept: what is kept, or is now kept of each prompt that it looked up.
-    no_room: the tokens that these need, and that may still be kept, if that is too few.
+      whether it is cached whole. keeping: the answer to one who asked to keep, or what is kept.
     """
 
     tokens: Mapping[str, int] | None
@@ -206,8 +205,7 @@ class FinishMessage:
     sources: PromptSources | None = None
     tree: TreeSnapshot | None = None
     held: Sequence[bool] = ()
-    kept: Sequence[Kept] = ()
-    no_room: tuple[int, int] | None = None
+    keeping: KeptAnswer | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the message as `kv_transfer_params`."""
@@ -222,10 +220,9 @@ class FinishMessage:
             content["tree"] = self.tree.to_dict()
         if self.held:
             content["held"] = list(self.held)
-        if self.kept:
-            content["kept"] = [list(one) for one in self.kept]
-        if self.no_room:
-            content["no_room"] = list(self.no_room)
+        if self.keeping is not None:
+            kept, *rest = self.keeping
+            content["keeping"] = [[list(one) for one in kept], *rest]
         return {FIELD: content}
 
     @classmethod
@@ -243,8 +240,7 @@ class FinishMessage:
             PromptSources.from_dict(sources) if sources else None,
             TreeSnapshot.from_dict(tree) if tree else None,
             tuple(content.get("held", ())),
-            tuple(Kept(tuple(names), *rest) for names, *rest in content.get("kept", ())),
-            tuple(content["no_room"]) if "no_room" in content else None,
+            _kept_answer(content["keeping"]) if "keeping" in content else None,
         )
 
 
@@ -329,13 +325,20 @@ def _looked_up(said: object) -> tuple[LookedUp, ...]:
     return tuple(looked_up)
 
 
+def _kept_answer(said: Sequence[Any]) -> KeptAnswer:
+    kept, no_room, has_failed = said
+    told = tuple(Kept(tuple(names), *rest) for names, *rest in kept)
+    return KeptAnswer(told, tuple(no_room) if no_room else None, has_failed)
+
+
 def _keep_order(said: object) -> KeepOrder | None:
     """Read an order; None if it is malformed, or for a tier in which nothing can be kept."""
     with contextlib.suppress(ValueError, TypeError):
         if isinstance(said, (list, tuple)):
             order = KeepOrder.from_list(said)
             numbers = (order.most, order.share, order.until_s or 0.0)
-            if order.tier in KEPT_TIERS and all(isinstance(one, (int, float)) for one in numbers):
+            are_numbers = all(isinstance(one, (int, float)) for one in numbers)
+            if order.tier in KEPT_TIERS and are_numbers and isinstance(order.owner, str | None):
                 return order
     return None
 

@@ -21,7 +21,12 @@ from ragcache_engine.protocols import Backend, BackendRequest, Delta
 from ragcache_engine.requests.runner import PreparedRequest
 from ragcache_engine.tiers.kept import KeepOrder, Kept, NoRoomToKeep
 from ragcache_engine.values import Document, ModelLimits
-from ragcache_engine.warming.prefill import WARM_AT_ONCE, Prefiller, show_progress
+from ragcache_engine.warming.prefill import (
+    OF_ONE_SET,
+    WARM_AT_ONCE,
+    Prefiller,
+    show_progress,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +37,9 @@ ASKED_AT_ONCE = 16
 
 ROUNDS = 3
 """How often what is missing is computed: other requests may evict a block on its way to the tier."""
+
+LONGEST_S = 100 * 365 * 86_400
+"""Documents are kept for so many seconds at most, or until they are released."""
 
 LEAST_WAIT_S, MOST_WAIT_S, STILL_S = 0.02, 1.0, 5.0
 """Seconds between two looks at what has reached the tier, the first ones and the last ones, and after
@@ -81,6 +89,10 @@ def make_order(
     if tier not in get_args(KeptTier):
         raise InvalidArgument(f'tier is "host" or "disk", not {shown(tier)}')
     require_duration(for_s, "for_s")
+    if for_s is not None and for_s > LONGEST_S:
+        raise InvalidArgument(
+            f"for_s is {LONGEST_S:,} at most; without it, nothing ends the keeping"
+        )
     if for_s is not None and until is not None:
         raise InvalidArgument("for_s and until say the same: give one of them")
     if until is not None and not isinstance(until, datetime):
@@ -101,6 +113,10 @@ def make_order(
     return KeepOrder(Tier(tier), None if until is None else until.timestamp(), most)
 
 
+_Key = tuple[str | None, tuple[str, ...]]
+"""A tenant, and documents that are kept together."""
+
+
 def as_sets(documents: Iterable[Any]) -> list[Sequence[Document | str]]:
     """Return what is to be kept as sets of documents, each unchecked. Raises InvalidArgument."""
     hint = 'such as ["handbook"], or [["a", "b"]] for two that stand one behind the other'
@@ -113,75 +129,58 @@ def as_sets(documents: Iterable[Any]) -> list[Sequence[Document | str]]:
 class Keeping:
     """One call that keeps documents. Its coroutine belongs to the engine's loop.
 
-    requests: those that prefill the documents, no two the same set. prefiller: runs them.
+    requests: those that prefill the documents, no two the same set. prefiller: runs them. beat: is called
+    whenever the backend has answered.
     """
 
     def __init__(
         self,
-        backend: Backend,
+        backend: KeepingBackend,
         prefiller: Prefiller,
         requests: Sequence[PreparedRequest],
         order: KeepOrder,
+        beat: Callable[[], None],
     ) -> None:
         self._backend = backend
         self._prefiller = prefiller
         self._requests = requests
         self._order = order
+        self._beat = beat
+        self._failed: dict[tuple[str, ...], Exception] = {}
 
     async def run(self, *, progress: bool) -> list[Kept]:
         """Keep the documents, all or none; compute what is missing; return what is kept.
 
         progress: show a bar on standard error.
-        Raises KeepLimitReached before any work; what a prefill raises.
+        Raises KeepLimitReached before any prefill; when all others are kept, the error of the first set
+        that could not be computed, which is kept no longer.
         """
-        before = {(one.tenant, one.documents): one for one in await self._backend.kept()}
-        kept: list[Kept] = []
-        try:
-            await self._ask(kept)
-        except NoRoomToKeep as error:
-            await self._undo(kept, before)
-            raise _explain(error, self._order) from None
+        requests = [one.request for one in self._requests]
+        kept = await self._backend.keep_all(requests, self._order, self._beat)
         for number in range(ROUNDS):
             missing = [
                 request
                 for request, one in zip(self._requests, kept, strict=True)
-                if one.held_tokens < one.tokens
+                if one.held_tokens < one.tokens and one.documents not in self._failed
             ]
             if not missing:
-                return kept
+                break
             with show_progress(len(missing), progress and not number) as advance:
                 await self._prefill(missing, advance)
             kept = await self._wait_for_copies(kept)
-        short = [one for one in kept if one.held_tokens < one.tokens]
-        if short:
+        if self._failed:
+            await self._backend.release([*self._failed], kept[0].tenant)
+            raise next(iter(self._failed.values()))
+        if short := [one for one in kept if one.held_tokens < one.tokens]:
             logger.warning(
-                "%d of %d sets of documents are not whole in the %s tier: %s; what is missing is "
-                "computed again when the engine is idle",
+                "%d of %d sets of documents are not whole in the %s tier: %s; what is missing comes with "
+                "the next prompt that has it",
                 len(short),
                 len(kept),
                 self._order.tier.value,
                 ", ".join(map(repr, short[0].documents))[:200],
             )
         return kept
-
-    async def _ask(self, kept: list[Kept]) -> list[Kept]:
-        """Ask to keep all; return what is kept. kept: filled with it already while asking."""
-        for start in range(0, len(self._requests), ASKED_AT_ONCE):
-            some = self._requests[start : start + ASKED_AT_ONCE]
-            kept += await self._backend.keep([one.request for one in some], self._order)
-        return kept
-
-    async def _undo(
-        self, kept: Sequence[Kept], before: Mapping[tuple[str | None, tuple[str, ...]], Kept]
-    ) -> None:
-        """Let what was just kept be as it was before."""
-        for request, one in zip(self._requests, kept, strict=False):
-            earlier = before.get((one.tenant, one.documents))
-            if earlier is None:
-                await self._backend.release([one.documents], one.tenant)
-            else:
-                order = replace(self._order, tier=Tier(earlier.tier), until_s=earlier.until_s)
-                await self._backend.keep([request.request], order)
 
     async def _prefill(
         self, missing: Iterable[PreparedRequest], advance: Callable[[], None]
@@ -190,7 +189,10 @@ class Keeping:
 
         async def work() -> None:
             for request in waiting:
-                await self._prefiller.arun(request)
+                try:
+                    await self._prefiller.arun(request)
+                except OF_ONE_SET as error:
+                    self._failed[tuple(request.request.document_ids)] = error
                 advance()
 
         workers = [asyncio.create_task(work()) for _ in range(WARM_AT_ONCE)]
@@ -202,25 +204,33 @@ class Keeping:
             await asyncio.gather(*workers, return_exceptions=True)
 
     async def _wait_for_copies(self, asked: Sequence[Kept]) -> list[Kept]:
-        """Wait until all is in the tier, or nothing more comes; return what is kept."""
+        """Wait until all is in the tier, or nothing more comes; return what is kept.
+
+        What was released or forgotten meanwhile is not asked for again.
+        """
         changed_s, held, wait_s = time.monotonic(), -1, LEAST_WAIT_S
-        while time.monotonic() - changed_s <= STILL_S:
-            kept = {(one.tenant, one.documents): one for one in await self._backend.kept()}
-            mine = [kept.get((one.tenant, one.documents)) for one in asked]
-            if all(one is None or one.held_tokens == one.tokens for one in mine):
-                break
-            if (now_held := sum(one.held_tokens for one in mine if one)) != held:
+        while True:
+            known = {(one.tenant, one.documents): one for one in await self._backend.kept()}
+            self._beat()
+            kept = [
+                known.get((one.tenant, one.documents), one._replace(tokens=0, held_tokens=0))
+                for one in asked
+            ]
+            if all(one.held_tokens == one.tokens for one in kept):
+                return kept
+            if (now_held := sum(one.held_tokens for one in kept)) != held:
                 changed_s, held = time.monotonic(), now_held
+            elif time.monotonic() - changed_s > STILL_S:
+                return kept
             await asyncio.sleep(wait_s)
             wait_s = min(2 * wait_s, MOST_WAIT_S)
-        return await self._ask([])
 
 
 def _explain(error: NoRoomToKeep, order: KeepOrder) -> KeepLimitReached:
     return KeepLimitReached(
         f"the documents take {error.needed_tokens:,} tokens more, and {error.free_tokens:,} more may be "
-        f"kept in the {order.tier.value} tier ({order.most:.0%} of it): release others, keep fewer, or "
-        f"raise kept_share or {order.tier.value}_cache"
+        f"kept in the {order.tier.value} tier ({order.most:.0%} of it, less what others and earlier "
+        f"processes keep): release some, keep fewer, or raise kept_share or {order.tier.value}_cache"
     )
 
 
@@ -234,16 +244,14 @@ class KeepingBackend(ForwardingBackend):
 
     def __init__(self, inner: Backend, *, idle_s: float = IDLE_S) -> None:
         super().__init__(inner)
-        self._wanted: dict[
-            tuple[str | None, tuple[str, ...]], tuple[BackendRequest, KeepOrder]
-        ] = {}
-        self._lost: list[tuple[str | None, tuple[str, ...]]] = []
+        self._wanted: dict[_Key, tuple[BackendRequest, KeepOrder]] = {}
+        self._missing: list[_Key] = []
         self._numbers = count()
-        self.idle = IdleWork(self._keep_next, lambda: bool(self._lost), idle_s=idle_s)
+        self.idle = IdleWork(self._prefill_next, lambda: bool(self._missing), idle_s=idle_s)
 
     async def start(self) -> ModelLimits:
         limits = await super().start()
-        self._lost = list(self._wanted)
+        self._missing = await self._keep_again()
         self.idle.open()
         self.idle.begin()
         return limits
@@ -255,9 +263,29 @@ class KeepingBackend(ForwardingBackend):
                     yield delta
 
     async def keep(self, requests: Sequence[BackendRequest], order: KeepOrder) -> Sequence[Kept]:
+        self._drop_those_due()
         kept = await self.inner.keep(requests, order)
         for request, one in zip(requests, kept, strict=True):
-            self._wanted[one.tenant, one.documents] = request.compact(), order
+            if one.tokens:
+                self._wanted[one.tenant, one.documents] = request.compact(), order
+        return kept
+
+    async def keep_all(
+        self, requests: Sequence[BackendRequest], order: KeepOrder, beat: Callable[[], None]
+    ) -> list[Kept]:
+        """Keep any number of sets, all or none. beat: is called whenever the backend has answered.
+
+        Raises KeepLimitReached, and then all is kept as before.
+        """
+        before, kept = dict(self._wanted), list[Kept]()
+        try:
+            for start in range(0, len(requests), ASKED_AT_ONCE):
+                kept += await self.keep(requests[start : start + ASKED_AT_ONCE], order)
+                beat()
+        except NoRoomToKeep as error:
+            for one in kept:
+                await self._put_back((one.tenant, one.documents), before)
+            raise _explain(error, order) from None
         return kept
 
     async def release(self, documents: Sequence[tuple[str, ...]], tenant: str | None) -> None:
@@ -281,28 +309,58 @@ class KeepingBackend(ForwardingBackend):
         await self.idle.close()
         await super().close()
 
-    async def _keep_next(self) -> None:
-        """Keep the next of what was lost, and compute what is missing of it."""
-        key = self._lost[0]
-        request, order = self._wanted.get(key, (None, None))
+    async def _put_back(
+        self, key: _Key, before: Mapping[_Key, tuple[BackendRequest, KeepOrder]]
+    ) -> None:
+        """Keep a set as it was kept before, if it was."""
+        tenant, documents = key
+        if key not in before:
+            await self.release([documents], tenant)
+            return
+        request, order = before[key]
         try:
-            if request and order and (order.until_s is None or order.until_s > time.time()):
-                (kept,) = await self.inner.keep([request], order)
-                if kept.held_tokens < kept.tokens:
-                    await self._prefill(request)
-            else:
-                self._wanted.pop(key, None)
-        except EngineDied:
-            self._lost.clear()  # the next start keeps them all
-        except Exception as error:  # it must disturb nobody
-            logger.warning("%s are kept no longer: %s", ", ".join(key[1])[:200], error)
-            self._wanted.pop(key, None)
-        if self._lost and self._lost[0] == key:
-            del self._lost[0]
+            await self.keep([request], order)
+        except NoRoomToKeep as error:  # others took the room meanwhile
+            self._note_dropped(key, error)
 
-    async def _prefill(self, request: BackendRequest) -> None:
-        name = f"{request.request_id}-keep-{next(self._numbers)}"
-        prefill = replace(request.for_donors(), request_id=name)
-        async with aclosing(self.inner.generate(prefill)) as deltas:
-            async for _ in deltas:
-                pass
+    async def _keep_again(self) -> list[_Key]:
+        """Keep what a model kept that has died; return of what something is missing."""
+        self._drop_those_due()
+        missing = []
+        for key, (request, order) in list(self._wanted.items()):
+            try:
+                (kept,) = await self.inner.keep([request], order)
+            except EngineDied:
+                break  # the next start keeps all
+            except Exception as error:
+                self._note_dropped(key, error)
+                continue
+            if kept.held_tokens < kept.tokens:
+                missing.append(key)
+        return missing
+
+    def _note_dropped(self, key: _Key, error: Exception) -> None:
+        logger.warning("%s are kept no longer: %s", ", ".join(key[1])[:200], error)
+        self._wanted.pop(key, None)
+
+    def _drop_those_due(self) -> None:
+        now = time.time()
+        for key, (_, order) in list(self._wanted.items()):
+            if order.until_s is not None and order.until_s <= now:
+                del self._wanted[key]
+
+    async def _prefill_next(self) -> None:
+        """Compute what is missing of the next set."""
+        key = self._missing[0]
+        if key in self._wanted:
+            request, _ = self._wanted[key]
+            name = f"{request.request_id}-keep-{next(self._numbers)}"
+            prefill = replace(request.for_donors(), request_id=name)
+            try:
+                async with aclosing(self.inner.generate(prefill)) as deltas:
+                    async for _ in deltas:
+                        pass
+            except Exception as error:  # it must disturb nobody
+                logger.info("a kept document could not be computed again: %s", error)
+        if self._missing and self._missing[0] == key:
+            del self._missing[0]

@@ -11,7 +11,7 @@ from http_servers import PRESS, SHOP, MemoryServer, serve
 
 from ragcache_engine.backends.memory import MemoryBackend
 from ragcache_engine.corpora import KeepFor, KeptOfCorpus, Registered, ServerCorpora
-from ragcache_engine.errors import InvalidArgument
+from ragcache_engine.errors import CannotKeep, InvalidArgument
 
 LINE = "Page {0} tells of the sea at depth {0}, where it is cold and dark, and of its fish. "
 PAGES = [Registered(f"page {n}", LINE.format(n) * 6, vector=[1.0, n / 10]) for n in range(4)]
@@ -104,7 +104,9 @@ def test_a_tenant_sees_and_releases_its_own(server):
     assert len(corpora_of(server).kept("sea")) == 4
 
 
-@pytest.mark.parametrize("keep", [KeepFor("device"), KeepFor("host", -1.0), KeepFor("host", 0.0)])
+@pytest.mark.parametrize(
+    "keep", [KeepFor("device"), KeepFor("host", -1.0), KeepFor("host", 0.0), KeepFor("host", 1e300)]
+)
 def test_what_makes_no_sense_is_refused(server, keep: KeepFor):
     ask(server, PAGES[0].text, PAGES[1].text)
     with pytest.raises(InvalidArgument):
@@ -112,7 +114,20 @@ def test_what_makes_no_sense_is_refused(server, keep: KeepFor):
     assert corpora_of(server).kept("sea") == ()
 
 
-def test_without_the_tier_everything_is_left_out(server):
+def test_a_tier_that_the_server_has_not_is_refused(server):
     ask(server, PAGES[0].text, PAGES[1].text)
-    warmed = corpora_of(server).warm("sea", keep=KeepFor("disk"))
-    assert warmed.left_out == 4
+    with pytest.raises(CannotKeep, match="no disk tier"):
+        corpora_of(server).warm("sea", keep=KeepFor("disk"))
+
+
+def test_a_tenant_has_one_share_however_it_salts_its_prompts(server):
+    corpora = corpora_of(server)
+    corpora.push("sea", [Registered(f"page {n}", LINE.format(n) * 6) for n in range(60)])
+    kept = []
+    for salt in ("anna", "ben"):
+        body = {"prompt": f"Answer.\n\n{LINE.format(0) * 6}\n\nWhy?", "cache_salt": salt}
+        headers = {"Authorization": f"Bearer {SHOP}"}
+        assert httpx2.post(f"{server.url}/v1/completions", json=body, headers=headers).is_success
+        kept.append(60 - corpora.warm("sea", keep=HOST, cache_salt=salt).left_out)
+    assert kept[0] >= 5
+    assert kept[1] < kept[0] / 2

@@ -141,6 +141,7 @@ def serve(
                         corpora=corpora,
                         learned=LearnedDocuments(corpora) if learns else None,
                         write_chat=write_chat,
+                        kept_tiers=frozenset({"host"}),
                         **({"note_prompt": note_prompt} if note_prompt else {}),
                     )
                 )

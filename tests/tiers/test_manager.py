@@ -186,7 +186,6 @@ class LateDisk:
         self.forgotten: dict[str, int] = {}
         self.noted: dict[str, int] = {}
         self.kept: dict[str, KeptFile] = {}
-        self.kept_elsewhere = 0
         self.pending_reads = self.pending_writes = 0
         self.reads: deque[BlockCopy] = deque()
         self.writes: deque[BlockCopy | str] = deque()
@@ -231,6 +230,9 @@ class LateDisk:
 
     def release_files(self, name: str) -> None:
         self.kept.pop(name, None)
+
+    def count_kept_elsewhere(self, but: Iterable[str]) -> int:
+        return 0
 
     def write(self, copy: BlockCopy) -> None:
         self.pending_writes += 1

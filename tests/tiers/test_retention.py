@@ -89,6 +89,12 @@ def test_a_prompt_that_parts_within_a_kept_document_cuts_it_and_it_stays_kept():
     assert cache.tree.kept(Tier.HOST) == 0
 
 
+def test_a_document_shorter_than_a_block_has_nothing_to_keep():
+    cache = manager()
+    assert keep(cache, KeepOrder(Tier.DISK), "C").tokens == 0
+    assert cache.kept_documents() == []
+
+
 def test_too_much_changes_nothing_and_says_what_is_free():
     cache = manager()
     keep(cache, KeepOrder(Tier.HOST, most=0.2), "S", "A")
@@ -113,7 +119,7 @@ class AnyOrders(RuleBasedStateMachine):
         tier=st.sampled_from([Tier.HOST, Tier.DISK]),
     )
     def keep(self, documents: list[str], tenant: str | None, tier: Tier) -> None:
-        order = KeepOrder(tier, most=MOST, share=1.0 if tenant is None else SHARE)
+        order = KeepOrder(tier, most=MOST, share=SHARE, owner=tenant)
         before = self.cache.kept_documents()
         try:
             keep(self.cache, order, "S", *documents, tenant=tenant)

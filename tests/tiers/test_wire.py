@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from ragcache_engine.knowledge import Tier
 from ragcache_engine.tiers.borrowing.context import Context
 from ragcache_engine.tiers.counters import Counters
+from ragcache_engine.tiers.kept import KeepOrder, Kept, KeptAnswer
 from ragcache_engine.tiers.provenance import PromptSources, Reason, ReuseReport
 from ragcache_engine.tiers.tree_snapshot import TreeSnapshot
 from ragcache_engine.tiers.wire import (
@@ -201,3 +203,43 @@ def test_how_a_prompt_borrows_survives_the_way_there():
 )
 def test_malformed_wishes_for_borrowing_are_left_out(content: dict[str, Any]):
     assert RequestMessage.from_dict({FIELD: content}) == RequestMessage()
+
+
+def test_what_is_to_be_kept_and_what_is_kept_arrive_as_they_were_sent():
+    message = RequestMessage(
+        looked_up=[LookedUp((1, 2), "shop", RequestMessage(segments=[(2, "a")]))],
+        keep=KeepOrder(Tier.DISK, 5.5, 0.5, 0.25, "shop"),
+        release=[(("a", "b"), None), (("c",), "shop")],
+        lists_kept=True,
+    )
+    read = RequestMessage.from_dict(message.to_dict())
+    assert read.keep == message.keep
+    assert list(read.release) == list(message.release)
+    assert (read.lists_kept, read.is_upkeep) == (True, True)
+    for answer in (
+        KeptAnswer([Kept(("a", "b"), None, "disk", None, 32, 16)]),
+        KeptAnswer((), (64, 16)),
+        KeptAnswer(has_failed=True),
+    ):
+        told = FinishMessage.from_dict(FinishMessage(None, Counters(), keeping=answer).to_dict())
+        assert told is not None
+        assert told.keeping == KeptAnswer(tuple(answer.kept), *answer[1:])
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        7,
+        "disk",
+        [],
+        ["device", None, 1, 1, None],
+        ["disk", "soon", 1, 1, None],
+        ["disk", None, 1, 1, 7],
+    ],
+)
+def test_an_order_that_makes_no_sense_is_none(said: Any):
+    assert RequestMessage.from_dict({FIELD: {"keep": said}}).keep is None
+
+
+def test_a_document_that_stands_twice_in_a_prompt_is_named_once():
+    assert RequestMessage(segments=[(2, "a"), (4, "b"), (6, "a")]).documents == ("a", "b")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -15,6 +15,7 @@ from ragcache_engine import (
     Document,
     EngineConfig,
     EngineDied,
+    GenerationFailed,
     InvalidArgument,
     KeepLimitReached,
     KeptDocuments,
@@ -27,7 +28,8 @@ from ragcache_engine import (
 from ragcache_engine.forwarding import WithdrawingBackend
 from ragcache_engine.knowledge import Tier
 from ragcache_engine.prompt import ForgetLog
-from ragcache_engine.tiers.kept import KeepOrder
+from ragcache_engine.protocols import BackendRequest
+from ragcache_engine.tiers.kept import KeepOrder, Kept
 from ragcache_engine.warming.keep import KeepingBackend
 
 TEMPLATE = "Use the reports.\n\n{context}\n\nQuestion: {question}"
@@ -133,9 +135,36 @@ def test_too_much_is_refused_whole_and_what_was_kept_stays_as_it_was():
         assert before[0].until == until
         with pytest.raises(KeepLimitReached, match="more may be kept in the disk tier") as refused:
             engine.keep([HANDBOOK, *OTHERS], tier="disk", template=TEMPLATE)
-        assert "release others, keep fewer, or raise kept_share or disk_cache" in str(refused.value)
+        assert "release some, keep fewer, or raise kept_share or disk_cache" in str(refused.value)
         assert engine.kept() == before
         assert engine.stats().tiers.ended == finished
+
+
+def test_after_a_refusal_a_document_is_kept_behind_the_text_it_was_kept_behind():
+    with engine_of() as engine:
+        engine.keep([HANDBOOK], template=TEMPLATE)
+        with pytest.raises(KeepLimitReached):
+            engine.keep([HANDBOOK, *OTHERS], template="Quite another text. {context} {question}")
+        assert all(map(is_whole, engine.kept()))
+        ask_about_others(engine)
+        assert ask(engine, HANDBOOK) == engine.kept()[0].tokens
+
+
+def test_a_set_that_cannot_be_computed_is_kept_no_longer_and_the_others_are():
+    failures = 0
+
+    def fail(step: int) -> None:
+        nonlocal failures
+        if failures:
+            failures -= 1
+            raise GenerationFailed("out of luck")
+
+    with engine_of(fail) as engine:
+        engine.keep([OTHERS[0]], template=TEMPLATE)
+        failures = 2  # the engine tries everything twice
+        with pytest.raises(GenerationFailed):
+            engine.keep([HANDBOOK], template=TEMPLATE)
+        assert [one.documents for one in engine.kept()] == [("report 0",)]
 
 
 def test_released_and_forgotten_documents_are_kept_no_longer():
@@ -187,6 +216,7 @@ def test_coroutines_keep_too():
         ({"tier": "device"}, InvalidArgument, 'tier is "host" or "disk"'),
         ({"tier": "disk"}, InvalidArgument, "no disk tier .* disk_cache"),
         ({"for_s": -1}, InvalidArgument, "for_s"),
+        ({"for_s": 1e12}, InvalidArgument, "at most"),
         ({"until": "tomorrow"}, InvalidArgument, "until is a datetime"),
         ({"until": datetime(2020, 1, 1, tzinfo=UTC)}, InvalidArgument, "over already"),
         ({"for_s": 1, "until": datetime(2999, 1, 1)}, InvalidArgument, "one of them"),
@@ -222,6 +252,7 @@ def test_what_is_kept_comes_back_after_the_model_has_died():
         dying = True
         ask(engine, OTHERS[0])
         assert engine.stats().restarts == 1
+        assert [one.tokens for one in engine.kept()] == [kept.tokens], "kept before it is computed"
         asyncio.run(asyncio.sleep(1.0))  # idle
         assert engine.kept() == (kept,)
         assert ask(engine, HANDBOOK) == kept.tokens
@@ -236,19 +267,36 @@ def test_what_got_lost_comes_back_with_the_next_prompt_that_needs_it():
         assert engine.kept() == (kept,)
 
 
-def test_what_was_forgotten_after_it_was_planned_is_not_kept():
+class ForgetsMeanwhile(MemoryBackend):
+    """While the first request is being kept, somebody forgets a document."""
+
+    def __init__(self, log: ForgetLog) -> None:
+        super().__init__(host_blocks=40)
+        self.log = log
+
+    async def keep(self, requests: Sequence[BackendRequest], order: KeepOrder) -> Sequence[Kept]:
+        self.log.note(["report 0"])
+        return await super().keep(requests, order)
+
+
+@pytest.mark.parametrize("is_before", [True, False])
+def test_what_is_forgotten_is_not_kept_and_each_request_gets_its_own_answer(is_before: bool):
     async def keep() -> None:
         log = ForgetLog()
-        backend = KeepingBackend(WithdrawingBackend(MemoryBackend(host_blocks=40), log))
+        backend = KeepingBackend(WithdrawingBackend(ForgetsMeanwhile(log), log))
         await backend.start()
         with RAGCacheEngine(EngineConfig(backend="memory", host_cache="1GiB")) as engine:
-            _, (request,) = engine._plan_keeping([HANDBOOK], TEMPLATE, None, (), None, None)
-        planned = log.moment
-        log.note(["handbook"])
-        late = replace(request.request, planned=planned)
-        (kept,) = await backend.keep([late], KeepOrder(Tier.HOST))
-        assert kept.tokens == 0
-        assert await backend.kept() == []
+            documents = [OTHERS[0], HANDBOOK]
+            _, prepared = engine._plan_keeping(documents, TEMPLATE, None, (), None, None)
+        requests = [replace(one.request, planned=log.moment) for one in prepared]
+        if is_before:
+            log.note(["report 0"])
+        kept = await backend.keep(requests, KeepOrder(Tier.HOST))
+        assert [one.documents for one in kept] == [("report 0",), ("handbook",)]
+        assert kept[1].tokens > 0
+        if is_before:
+            assert [one.documents for one in await backend.kept()] == [("handbook",)]
+            assert kept[0].tokens == 0
         await backend.close()
 
     asyncio.run(keep())

@@ -65,7 +65,7 @@ from ragcache_engine.tiers.counters import Counters
 from ragcache_engine.tiers.disk.folder import forget_documents
 from ragcache_engine.tiers.disk.naming import PLAIN
 from ragcache_engine.tiers.disk.tombstones import leave_tombstones
-from ragcache_engine.tiers.kept import KeepOrder, Kept, NoRoomToKeep
+from ragcache_engine.tiers.kept import KeepOrder, Kept, KeptAnswer, NoRoomToKeep
 from ragcache_engine.tiers.tree_snapshot import TreeSnapshot
 from ragcache_engine.tiers.wire import FinishMessage, LookedUp, RequestMessage
 from ragcache_engine.values import (
@@ -491,7 +491,7 @@ class VLLMBackend:
     async def kept(self) -> Sequence[Kept]:
         return (await self._ask_to_keep(RequestMessage(lists_kept=True))).kept
 
-    async def _ask_to_keep(self, message: RequestMessage) -> FinishMessage:
+    async def _ask_to_keep(self, message: RequestMessage) -> KeptAnswer:
         llm = self._require_llm()
         if llm.vllm_config.parallel_config.data_parallel_size > 1:
             raise CannotKeep(
@@ -504,11 +504,15 @@ class VLLMBackend:
                 answer = await self._tell_scheduler(llm, replace(message, is_trusted=True), None)
             except EngineDeadError as error:
                 raise self._death() from error.with_traceback(None)
-        if answer is None:
+        if answer is None or answer.keeping is None:
             raise CannotKeep(
                 "vLLM runs without RAGCache's tiers here, and its own cache keeps nothing"
             )
-        return answer
+        if answer.keeping.has_failed:
+            raise EngineError(
+                "what was asked of kept documents failed: see vLLM's log, and report it"
+            )
+        return answer.keeping
 
     async def _tell_scheduler(
         self, llm: AsyncLLM, message: RequestMessage, rank: int | None

@@ -120,6 +120,7 @@ def serve_engine(state: Any, corpora: Corpora, learned: LearnedDocuments | None)
         write_chat=PromptWriter(state, tokenizers).write,
         tokenizers=tokenizers,
         forgets_documents=settings is not None,
+        kept_tiers=_kept_tiers(settings),
     )
     if settings is None or settings.recompute_ratio is None:
         return served
@@ -143,6 +144,13 @@ def serve_engine(state: Any, corpora: Corpora, learned: LearnedDocuments | None)
         served = replace(served, note_prompt=near.note)
     idle.open()
     return served
+
+
+def _kept_tiers(settings: TierSettings | None) -> frozenset[str]:
+    if settings is None:
+        return frozenset()
+    sizes = {"host": settings.host_bytes, "disk": settings.disk_bytes}
+    return frozenset(tier for tier, size_bytes in sizes.items() if size_bytes)
 
 
 def _describe_reuse(settings: TierSettings) -> dict[str, Any]:

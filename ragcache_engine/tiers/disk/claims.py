@@ -34,13 +34,22 @@ class Claim:
             os.write(file, str(quota_bytes).encode())
             self._file = file
 
+    @property
+    def name(self) -> str:
+        """What this engine is called in the folder: 16 digits."""
+        return self._path.name
+
+    def is_alive(self, name: str) -> bool:
+        """Return whether an engine of this name uses the folder now."""
+        return name == self.name or _read_living(str(self._place / name)) is not None
+
     def largest(self) -> int:
         """Return the largest quota of the engines that use the folder now, this one among them."""
         largest = self._quota_bytes
         with contextlib.suppress(OSError), os.scandir(self._place) as entries:
             for entry in entries:
                 if entry.name != self._path.name:
-                    largest = max(largest, _read_living(entry.path))
+                    largest = max(largest, _read_living(entry.path) or 0)
         return largest
 
     def close(self) -> None:
@@ -52,8 +61,8 @@ class Claim:
             os.close(file)
 
 
-def _read_living(path: str) -> int:
-    """Return a living engine's quota; 0 for a dead one's, whose file is removed."""
+def _read_living(path: str) -> int | None:
+    """Return a living engine's quota; None for a dead one's, whose file is removed."""
     with contextlib.suppress(OSError, ValueError):
         file = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
         try:
@@ -64,4 +73,4 @@ def _read_living(path: str) -> int:
             os.unlink(path)
         finally:
             os.close(file)
-    return 0
+    return None

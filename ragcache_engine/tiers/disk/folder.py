@@ -28,7 +28,12 @@ from ragcache_engine.processes import is_alive
 from ragcache_engine.tiers.disk import block_file
 from ragcache_engine.tiers.disk.block_file import Origin, UnusableFile
 from ragcache_engine.tiers.disk.claims import Claim
-from ragcache_engine.tiers.disk.kept_files import KeptFile, KeptFiles, forget_kept
+from ragcache_engine.tiers.disk.kept_files import (
+    KeptFile,
+    KeptFiles,
+    clear_kept,
+    forget_kept,
+)
 from ragcache_engine.tiers.disk.key_ring import KeyRing
 from ragcache_engine.tiers.disk.naming import PLAIN, owner_in
 from ragcache_engine.tiers.disk.tombstones import (
@@ -83,6 +88,7 @@ class _StoredFile(NamedTuple):
 class DiskFolder:
     """The block files of one origin in a shared folder. One thread may write while others read.
 
+    kept: which files somebody keeps.
     quota_bytes: bytes that all block files in the folder may take together, whatever their origin. Of
       engines that share the folder, the largest quota counts.
     used_bytes: bytes that they take, as far as this engine knows.
@@ -111,9 +117,10 @@ class DiskFolder:
             _remove_plain(folder)
             if keys.is_new:
                 clear_tombstones(folder)
+                clear_kept(folder)
         self._claim = Claim(folder, quota_bytes)
         self._tombstones = Tombstones(folder)
-        self._kept = KeptFiles(folder, self._home.name)
+        self.kept = KeptFiles(folder, self._home.name, self._claim.name, self._claim.is_alive)
         self._names: dict[str, set[str]] = {}  # of this origin's files, by their first two letters
         self._listed_ns: dict[str, int] = {}
         self.refresh()
@@ -132,7 +139,7 @@ class DiskFolder:
 
     def refresh(self) -> None:
         """Look for files that other engines have written, removed or kept. For the writing thread."""
-        self._kept.refresh()
+        self.kept.refresh()
         now_ns = time.time_ns()
         with contextlib.suppress(OSError), os.scandir(self._home) as folders:
             for part in folders:
@@ -214,21 +221,22 @@ class DiskFolder:
         return size_bytes
 
     def keep(self, kept: KeptFile) -> None:
-        """Let no engine remove these files to make room. Raises OSError."""
-        self._kept.keep(kept)
+        """Tell the other engines that these files are kept; see KeptFiles. Raises OSError.
 
-    def release(self, name: str) -> None:
-        """Keep the files of the documents of this name no longer. Raises OSError."""
-        self._kept.release(name)
-
-    @property
-    def kept_elsewhere(self) -> frozenset[str]:
-        """The blocks of this origin that others keep, or earlier processes, by name. Any thread."""
-        return self._kept.of_others
+        Nothing is kept that was computed from a document that has been forgotten since.
+        """
+        try:
+            self._require_remembered(kept.documents)
+            self.kept.write(kept)
+            self._require_remembered(kept.documents)
+        except DocumentForgotten:
+            if self.kept.drop(kept.name):
+                self.kept.remove(kept.name)
 
     def give_up(self, name: str) -> None:
         """Remove a block's file to make room, unless somebody keeps it."""
-        if not self._kept.protects(self._home.name, name):
+        self.kept.refresh()
+        if not self.kept.protects(self._home.name, name):
             self.remove(name)
 
     def remove(self, name: str) -> None:
@@ -282,7 +290,7 @@ class DiskFolder:
 
     def _count(self, is_known: Callable[[str], bool]) -> None:
         """Count the folder's bytes, and find the files that the tree does not know and nobody keeps."""
-        self._kept.refresh()
+        self.kept.refresh()
         files = sorted(_list_files(self.folder))
         with self._lock:
             self.used_bytes = sum(file.size_bytes for file in files)
@@ -292,11 +300,13 @@ class DiskFolder:
 
     def _is_stray(self, path: Path, is_known: Callable[[str], bool]) -> bool:
         home, name = path.parent.parent, path.stem
-        if self._kept.protects(home.name, name):
+        if self.kept.protects(home.name, name):
             return False
         return home != self._home or not is_known(name)
 
     def _remove_strays(self, needed: int, is_known: Callable[[str], bool]) -> None:
+        if self._is_over(needed):
+            self.kept.refresh()
         while self._strays and self._is_over(needed):
             self._remove_stray(self._strays.popleft(), is_known)
 

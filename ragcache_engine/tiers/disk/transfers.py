@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Protocol
@@ -184,17 +184,21 @@ class DiskTransfers:
         self._writes.put(_Forgetting(tuple(documents)))
 
     def keep_files(self, kept: KeptFile) -> None:
-        """Start to keep these files: no engine on the folder removes them to make room for others."""
-        self._writes.put(kept)
+        """Keep these files: no engine on the folder removes them to make room for others."""
+        if self._folder.kept.note(kept):
+            self._writes.put(kept)
 
     def release_files(self, name: str) -> None:
-        """Keep the files of the documents of this name no longer, after the calls before."""
-        self._writes.put(_Releasing(name))
+        """Keep the files of the set of this name no longer; nor do earlier processes."""
+        if self._folder.kept.drop(name):
+            self._writes.put(_Releasing(name))
 
-    @property
-    def kept_elsewhere(self) -> int:
-        """How many blocks others keep in the folder, and processes before this one kept."""
-        return sum(not self._is_known(name) for name in self._folder.kept_elsewhere)
+    def count_kept_elsewhere(self, but: Iterable[str]) -> int:
+        """Return how many blocks others keep in the folder, and processes before this one kept.
+
+        but: names of sets that this engine is about to keep.
+        """
+        return self._folder.kept.count_of_others(but)
 
     def take_finished(self) -> list[FinishedCopy]:
         """Return the copies that have ended since the last call, in the order in which they ended."""
@@ -311,7 +315,7 @@ class DiskTransfers:
             if isinstance(what, KeptFile):
                 self._folder.keep(what)
             else:
-                self._folder.release(what.name)
+                self._folder.kept.remove(what.name)
         except OSError as error:
             logger.warning(
                 "what is kept in %s cannot be noted there (%s): it is kept until this process ends",

@@ -234,7 +234,7 @@ class TierConnector(OffloadingConnector):
             return KeptAnswer((), (error.needed_tokens, error.free_tokens))
         except Exception as error:
             _log_defect(asking.request_id, error)
-            return KeptAnswer()
+            return KeptAnswer(has_failed=True)
 
     def _use_what_is_held(self, asking: Request, looked_up: Sequence[LookedUp]) -> list[bool]:
         try:
@@ -349,12 +349,14 @@ class TierConnector(OffloadingConnector):
         self.served.end(name, tokens, sources, completed=completed, reuse=reuse)
         why_exact = self._why_exact.pop(name, None)
         tree, held = None, self._held.pop(name, ())
-        kept = self._kept.pop(name, KeptAnswer())
+        keeping = self._kept.pop(name, None)
         if not message.is_trusted:
             sources = None
         elif message.snapshot:
             tree = self._snapshot(message)
-        answer = FinishMessage(tokens, cache.counters, reuse, why_exact, sources, tree, held, *kept)
+        answer = FinishMessage(
+            tokens, cache.counters, reuse, why_exact, sources, tree, held, keeping
+        )
         return delays, {**(params or {}), **answer.to_dict()}
 
     def tell_with_tokens(self, outputs: dict[int, EngineCoreOutputs]) -> None:
