@@ -5,6 +5,7 @@
     │   ├── BackendUnavailable            the backend asked for is not installed or not supported
     │   ├── ModelNotFound                 the model folder or hub id cannot be read
     │   ├── CannotBorrow                  reuse="anywhere" does not work with this model or backend
+    │   ├── CannotKeep                    documents cannot be kept from eviction here
     │   ├── UnusableCalibration           the measured recompute ratio cannot be read, or is another's
     │   ├── EngineNeeded                  something saved without its engine was not given one again
     │   └── UnguardedMain                 the script lacks `if __name__ == "__main__":`
@@ -18,6 +19,7 @@
     │   ├── RequestTooLarge               more bytes or answers than the server takes in one request
     │   ├── RequestTooSlow                the request did not reach the server in time
     │   ├── CorpusTooLarge                the server has no room for more registered documents
+    │   ├── KeepLimitReached              more documents were to be kept than may be
     │   ├── UnsupportedGuide              the backend cannot hold an answer to this form
     │   ├── NoChatTemplate                the model has no format for conversations
     │   ├── RefusedMessages               the model's chat template cannot write this conversation
