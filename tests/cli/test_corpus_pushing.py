@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterator
+from datetime import datetime, timedelta
 from io import StringIO
 from pathlib import Path
 
@@ -88,6 +89,33 @@ def test_a_corpus_is_warmed_once_a_question_was_asked(lines, server, capsys):
     assert httpx2.post(f"{server.url}/v1/completions", json={"prompt": prompt}).is_success
     assert main(["corpus", "warm", "the-sea", *to]) == 0
     assert "1 documents computed, 0 were cached, 0 left out" in capsys.readouterr().out
+
+
+def test_a_corpus_is_kept_listed_and_released(lines, capsys):
+    with serve(MemoryBackend(host_blocks=64), operator_key=None) as server:
+        to = ["--server", server.url]
+        main(["corpus", "push", str(lines), *to])
+        prompt = f"Answer from this text: {SALT}"
+        httpx2.post(f"{server.url}/v1/completions", json={"prompt": prompt})
+        assert main(["corpus", "keep", "the-sea", "--list", *to]) == 0
+        assert "Nothing of the corpus the-sea is kept" in capsys.readouterr().out
+        assert main(["corpus", "keep", "the-sea", "--tier", "host", "--for", "90min", *to]) == 0
+        assert "0 left out" in capsys.readouterr().out
+        assert main(["corpus", "keep", "the-sea", "--list", *to]) == 0
+        said = capsys.readouterr().out
+        assert "salt" in said
+        assert f"{datetime.now() + timedelta(minutes=90):%Y-%m-%d}" in said
+        assert main(["corpus", "release", "the-sea", *to]) == 0
+        assert "1 sets of documents are kept no longer" in capsys.readouterr().out
+        assert main(["corpus", "keep", "the-sea", *to]) == 1
+        assert "no disk tier" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("wrong", ["soon", "3", "-1h", "0d", "1week", ""])
+def test_a_time_that_is_none_is_refused(wrong: str, capsys):
+    with pytest.raises(SystemExit):
+        main(["corpus", "keep", "the-sea", f"--for={wrong}"])
+    assert "90min, 12h or 30d" in capsys.readouterr().err
 
 
 def test_a_document_that_cannot_be_warmed_is_named(lines, server, capsys):
