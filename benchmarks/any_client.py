@@ -8,8 +8,9 @@ Each client asks `vllm serve`, `ragcache serve` and `ragcache serve --reuse anyw
 question. The documents are registered. Every client puts those of a question in another order, so that
 none finds what another one left, but for a first document. With --warm, the documents of all questions
 alone are registered, so that no server prepares others while the next one is asked, and computed after a
-first question, as `ragcache corpus warm` does it; otherwise nothing is. Needs Node.js; the clients come
-from PyPI and the npm registry into a folder of their own, once.
+first question, as `ragcache corpus warm` does it; otherwise nothing is. What is finished stands in the
+folder, and with --disk-mib the tensors do too: started again, it goes on with the next client. Needs
+Node.js; the clients come from PyPI and the npm registry into a folder of their own, once.
 """
 
 from __future__ import annotations
@@ -63,6 +64,7 @@ COMPUTED = 'ragcache_prompt_tokens_total{source="computed"}'
 RECOGNISED = "ragcache_recognised_documents_total"
 WAITING = "ragcache_unprepared_prompts"
 MOST_REST_S = 20.0
+REPORT = "report"
 SMALL = ("--dtype", "float32", "--max-model-len", "2048", "--served-model-name", MODEL)
 
 
@@ -127,13 +129,17 @@ def main() -> None:
     anywhere = ("--reuse", "anywhere")
     if asked.disk_mib:
         ours += ("--disk-cache", f"{asked.disk_mib}MiB")
-    rows: list[Row] = []
+    rows = read_rows(asked.out)
+    clients = asked.clients or ORDER
     with ExitStack() as stack:
         logs = Path(stack.enter_context(TemporaryDirectory()))
+        disks = asked.out or logs
 
         def start(name: str, *arguments: str) -> Server:
             log = logs / f"{len(arguments)}.log"
-            folder = ("--disk-cache-dir", str(logs / f"kv-{len(arguments)}")) * bool(asked.disk_mib)
+            folder = ("--disk-cache-dir", str(disks / f"kv-{len(arguments)}")) * bool(
+                asked.disk_mib
+            )
             made = serving([model, *ours, *folder, *arguments], [*SMALL, *memory], log)
             return Server(name, stack.enter_context(made)[0])
 
@@ -148,7 +154,7 @@ def main() -> None:
             if asked.warm:
                 warm(server, asked.set, questions[0])
         for name, command in commands(folder).items():
-            if asked.clients and name not in asked.clients:
+            if name not in clients or name in {row.client for row in rows}:
                 continue
             for row in play(name, command, servers, questions):
                 rows.append(row)
@@ -156,9 +162,16 @@ def main() -> None:
                     f"{row.client} at {row.server}: {spread(row.ttft_s, '.0f', 1000)} ms",
                     flush=True,
                 )
-    lines = [*report(rows, asked.top_k)]
-    print(*lines, sep="\n")
-    keep(asked.out, "report", lines, [asdict(row) for row in rows])
+            keep(asked.out, REPORT, report(rows, asked.top_k), [asdict(row) for row in rows])
+    print(*report(rows, asked.top_k), sep="\n")
+
+
+def read_rows(folder: Path | None) -> list[Row]:
+    """Return what was finished by earlier runs into this folder."""
+    path = folder / f"{REPORT}.json" if folder else None
+    if path is None or not path.exists():
+        return []
+    return [Row(**said) for said in json.loads(path.read_text())]
 
 
 def register(server: Server, name: str, corpus: Sequence[Document]) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import any_client
 import httpx2
 import pytest
 import recognition
-from any_client import COMPUTED, RECOGNISED, Row, Server, report
+from any_client import COMPUTED, RECOGNISED, REPORT, Row, Server, read_rows, report
+from programs import keep
 
 METRICS = """# HELP ragcache_prompt_tokens Prompt tokens.
 ragcache_prompt_tokens_total{source="device"} 40.0
@@ -68,3 +71,10 @@ def test_finding_documents_is_measured_with_all_of_them_found(
     found = {row[1]: row[2] for row in rows}
     assert found["20 of them"] == "20"
     assert found["none of them"] == found["near-misses"] == found["1 MB of what they share"] == "0"
+
+
+def test_a_run_that_is_started_again_knows_what_was_finished(tmp_path: Path):
+    rows = [Row("openai (Python)", "vLLM", [0.5], ["yes"], 12.0, 0.0)]
+    assert read_rows(None) == read_rows(tmp_path) == []
+    keep(tmp_path, REPORT, ["a line"], [asdict(row) for row in rows])
+    assert read_rows(tmp_path) == rows
