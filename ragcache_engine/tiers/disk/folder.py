@@ -230,8 +230,7 @@ class DiskFolder:
             self.kept.write(kept)
             self._require_remembered(kept.documents)
         except DocumentForgotten:
-            if self.kept.drop(kept.name):
-                self.kept.remove(kept.name)
+            self.kept.remove(self.kept.drop(kept.name))
 
     def give_up(self, name: str) -> None:
         """Remove a block's file to make room, unless somebody keeps it."""

@@ -17,7 +17,7 @@ import re
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -122,30 +122,29 @@ class KeptFiles:
             os.replace(written, path)
         finally:
             written.unlink(missing_ok=True)
-        for name, entry in self._of_set(kept.name):
+        with self._lock:
+            of_set = self._of_set(kept.name)
+        for name, entry in of_set:
             is_earlier = entry.home == self._home and entry.engine != self._engine
             if is_earlier and not self._is_alive(entry.engine):
                 self._remove(name)
 
-    def drop(self, name: str) -> bool:
-        """Keep the files of a set no longer; return whether `remove` has to tell the others.
+    def drop(self, name: str) -> list[str]:
+        """Keep the files of a set no longer; return the entries that `remove` has to remove for that.
 
         What another engine that runs keeps of it stays kept; what an earlier process kept does not.
         """
         with self._lock:
-            names = [one for one, entry in self._of_set(name) if self._may_remove(entry)]
-            for one in names:
+            doomed = [one for one, entry in self._of_set(name) if self._may_remove(entry)]
+            for one in doomed:
                 self._pop(one)
-            return bool(names)
+            return doomed
 
-    def remove(self, name: str) -> None:
-        """Tell the other engines what was dropped. Raises OSError."""
-        for path in _list(self._folder):
-            found = OUR_NAME.fullmatch(path.name)
-            if not found or found[2] != name or path.name in self._entries:
-                continue
-            if found[3] == self._engine or not self._is_alive(found[3]):
-                path.unlink(missing_ok=True)
+    def remove(self, entries: Iterable[str]) -> None:
+        """Remove entries that were dropped, and not noted again since. Raises OSError."""
+        for name in entries:
+            if name not in self._entries:
+                (self._folder / name).unlink(missing_ok=True)
 
     # -- asking ------------------------------------------------------------------------------------
 
@@ -170,28 +169,27 @@ class KeptFiles:
             return self._of_others - sum(map(self._is_of_others, soon))
 
     def refresh(self) -> None:
-        """Look for what other engines keep, and remove what was kept until now."""
-        with self._lock:
-            if self._next_end_s is not None and self._next_end_s <= self._clock():
-                self._end_those_due()
-            try:
-                changed = os.stat(self._folder).st_mtime_ns
-                # A clock too coarse cannot hide a change that is older than that.
-                is_settled = changed < time.time_ns() - 2_000_000_000
-                if changed == self._looked_at and is_settled:
-                    return
-                if self._look():
-                    self._looked_at = changed
-            except FileNotFoundError:
-                for name in [one for one, entry in self._entries.items() if entry.changed_ns]:
-                    self._pop(name)
-            except OSError:
-                return  # what was known holds
+        """Look for what other engines keep, and remove what was kept until now. For one thread."""
+        if self._next_end_s is not None and self._next_end_s <= self._clock():
+            self._end_those_due()
+        try:
+            changed = os.stat(self._folder).st_mtime_ns
+            # A clock too coarse cannot hide a change that is older than that.
+            is_settled = changed < time.time_ns() - 2_000_000_000
+            if (changed != self._looked_at or not is_settled) and self._look():
+                self._looked_at = changed
+        except FileNotFoundError:
+            self._drop_all_but(())
+        except OSError:
+            return  # what was known holds
 
     # -- inside ------------------------------------------------------------------------------------
 
     def _look(self) -> bool:
-        """Read entries that are new or changed; return whether all could be read. Raises OSError."""
+        """Read entries that are new or changed; return whether all could be read. Raises OSError.
+
+        Files are read without the lock: the scheduler never waits for them.
+        """
         is_whole, present = True, set()
         with os.scandir(self._folder) as entries:
             for entry in entries:
@@ -200,30 +198,40 @@ class KeptFiles:
                     continue
                 present.add(entry.name)
                 known = self._entries.get(entry.name)
-                if known is not None and known.engine == self._engine:
+                if found[3] == self._engine:
                     continue
                 try:
                     changed_ns = entry.stat(follow_symlinks=False).st_mtime_ns
-                    if known is None or known.changed_ns != changed_ns:
-                        kept = _read(Path(entry.path), found[2])
-                        if kept is not None:
-                            self._put(entry.name, _Entry(found[1], found[3], kept, changed_ns))
+                    if known is not None and known.changed_ns == changed_ns:
+                        continue
+                    kept = _read(Path(entry.path), found[2])
                 except OSError:
                     is_whole = False
-        for name in self._entries.keys() - present:
-            if self._entries[name].changed_ns:
-                self._pop(name)
+                    continue
+                if kept is not None:
+                    with self._lock:
+                        self._put(entry.name, _Entry(found[1], found[3], kept, changed_ns))
+        self._drop_all_but(present)
         return is_whole
+
+    def _drop_all_but(self, present: Container[str]) -> None:
+        """Drop other engines' entries that are not among these."""
+        with self._lock:
+            for name, entry in list(self._entries.items()):
+                if entry.changed_ns and name not in present:
+                    self._pop(name)
 
     def _end_those_due(self) -> None:
         now = self._clock()
-        for name, entry in list(self._entries.items()):
-            if entry.kept.until_s is not None and entry.kept.until_s <= now:
-                self._remove(name)
-        self._next_end_s = min(
-            (one.kept.until_s for one in self._entries.values() if one.kept.until_s is not None),
-            default=None,
-        )
+        with self._lock:
+            ends = {name: entry.kept.until_s for name, entry in self._entries.items()}
+            due = [name for name, until_s in ends.items() if until_s is not None and until_s <= now]
+            for name in due:
+                self._pop(name)
+            left = [until_s for until_s in ends.values() if until_s is not None and until_s > now]
+            self._next_end_s = min(left, default=None)
+        with contextlib.suppress(OSError):
+            self.remove(due)
 
     def _remove_dead(self) -> None:
         """Remove entries of engines that have ended if none of their files is there any more."""
@@ -249,9 +257,10 @@ class KeptFiles:
         return entry.engine == self._engine or not self._is_alive(entry.engine)
 
     def _remove(self, name: str) -> None:
-        self._pop(name)
+        with self._lock:
+            self._pop(name)
         with contextlib.suppress(OSError):
-            (self._folder / name).unlink(missing_ok=True)
+            self.remove([name])
 
     def _put(self, name: str, entry: _Entry) -> None:
         self._pop(name)

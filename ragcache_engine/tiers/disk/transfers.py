@@ -80,7 +80,7 @@ class _Forgetting:
 
 @dataclass(frozen=True, slots=True)
 class _Releasing:
-    name: str
+    entries: Sequence[str]
 
 
 class DiskTransfers:
@@ -190,8 +190,8 @@ class DiskTransfers:
 
     def release_files(self, name: str) -> None:
         """Keep the files of the set of this name no longer; nor do earlier processes."""
-        if self._folder.kept.drop(name):
-            self._writes.put(_Releasing(name))
+        if entries := self._folder.kept.drop(name):
+            self._writes.put(_Releasing(entries))
 
     def count_kept_elsewhere(self, but: Iterable[str]) -> int:
         """Return how many blocks others keep in the folder, and processes before this one kept.
@@ -315,7 +315,7 @@ class DiskTransfers:
             if isinstance(what, KeptFile):
                 self._folder.keep(what)
             else:
-                self._folder.kept.remove(what.name)
+                self._folder.kept.remove(what.entries)
         except OSError as error:
             logger.warning(
                 "what is kept in %s cannot be noted there (%s): it is kept until this process ends",
