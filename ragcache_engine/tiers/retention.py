@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections import Counter, deque
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Generic, NamedTuple
 
@@ -16,7 +16,10 @@ from ragcache_engine.tiers.disk_copying import DiskCopying
 from ragcache_engine.tiers.kept import KeepOrder, Kept, NoRoomToKeep
 from ragcache_engine.tiers.node_record import B, Key
 
-DISK = RANK[Tier.DISK]
+HOST, DISK = RANK[Tier.HOST], RANK[Tier.DISK]
+
+ENDED_AT_ONCE = 100
+"""How many sets are let go in one step of the scheduler whose time is over; the next step goes on."""
 
 
 class ToKeep(NamedTuple):
@@ -64,7 +67,8 @@ class Retention(Generic[B]):
         self._clock = clock
         self._records: dict[tuple[str | None, tuple[str, ...]], _Record] = {}
         self._blocks: Counter[tuple[str | None, Tier]] = Counter()  # kept for each owner
-        self._to_write: deque[tuple[str | None, tuple[str, ...]]] = deque()
+        # What the disk lacks something of, as far as it is known, in the order in which it is looked at.
+        self._to_write: dict[tuple[str | None, tuple[str, ...]], None] = {}
         self._next_end_s: float | None = None
 
     def keep(self, order: KeepOrder, wanted: Sequence[ToKeep]) -> list[Kept]:
@@ -101,14 +105,15 @@ class Retention(Generic[B]):
             key = one.tenant, one.documents
             ends = tuple(self._index.record(path[-1]).keys[-1] for path in one.paths if path)
             if not ends:  # shorter than a block
-                self._records.pop(key, None)
+                if self._records.pop(key, None) is not None and one.file is not None:
+                    self._disk.release_files(one.file.name)
                 continue
             file = one.file if tier is Tier.DISK else None
             name = None if file is None else file.name
             self._records[key] = _Record(order, ends, name)
             if file is not None:
                 self._disk.keep_files(replace(file, until_s=order.until_s))
-                self._to_write.append(key)
+                self._to_write[key] = None
         self._note_end(order.until_s)
         return [
             self._describe((one.tenant, one.documents))
@@ -127,46 +132,54 @@ class Retention(Generic[B]):
         ) is not None:
             self._disk.release_files(name)
 
-    def forget(self, names: frozenset[str], doomed: Container[Node]) -> None:
+    def forget(self, names: frozenset[str], doomed: Set[Node]) -> None:
         """Keep nothing of these documents, nor what stands behind one of these nodes.
 
         Call it before the nodes are removed.
         """
+        is_touched = any(any(node.kept) for node in doomed)
         for (tenant, documents), record in list(self._records.items()):
-            paths = self._paths(record)
-            if not names.isdisjoint(documents) or any(
-                node in doomed for path in paths for node in path
+            if not names.isdisjoint(documents) or (
+                is_touched and any(node in doomed for path in self._paths(record) for node in path)
             ):
                 self.release(documents, tenant)
 
     def kept(self) -> list[Kept]:
         """Return what is kept, in the order in which it was asked for."""
         self.end_those_due()
-        return [self._describe(key) for key in self._records]
+        now = self._clock()
+        return [
+            self._describe(key)
+            for key, record in self._records.items()
+            if record.order.until_s is None or record.order.until_s > now
+        ]
 
     def step(self) -> None:
         """End what is due, and offer the disk what it lacks of one set. Takes no longer for many sets."""
         self.end_those_due()
         if self._to_write and self._disk.has_room_to_write:
-            key = self._to_write.popleft()
+            key = next(iter(self._to_write))
+            del self._to_write[key]
             record = self._records.get(key)
             if record is None or record.order.tier is not Tier.DISK:
                 return
             nodes = [node for path in self._paths(record) for node in path]
-            self._disk.offer(nodes)
+            if any(node.resident[HOST] > node.resident[DISK] for node in nodes):
+                self._disk.offer(nodes)
             if any(node.resident[DISK] < node.blocks for node in nodes):
-                self._to_write.append(key)
+                self._to_write[key] = None
 
     def end_those_due(self) -> None:
         """Keep no longer what was to be kept until now. Costs nothing where nothing is due."""
         now = self._clock()
         if self._next_end_s is None or now < self._next_end_s:
             return
-        self._next_end_s = None
+        self._next_end_s, ended = None, 0
         for (tenant, documents), record in list(self._records.items()):
             until_s = record.order.until_s
-            if until_s is not None and until_s <= now:
+            if until_s is not None and until_s <= now and ended < ENDED_AT_ONCE:
                 self.release(documents, tenant)
+                ended += 1
             else:
                 self._note_end(until_s)
 

@@ -16,6 +16,7 @@ from ragcache_engine.tiers.host_slots import HostSlots
 from ragcache_engine.tiers.kept import KeepOrder, Kept, NoRoomToKeep
 from ragcache_engine.tiers.manager import CacheManager
 from ragcache_engine.tiers.prompts import Prompt, cut_prompt
+from ragcache_engine.tiers.retention import ENDED_AT_ONCE
 
 BLOCK_TOKENS, HOST_BLOCKS, DISK_BLOCKS = 4, 40, 60
 LENGTHS = {"S": 6, "A": 8, "B": 11, "C": 3, "D": 17}
@@ -89,10 +90,33 @@ def test_a_prompt_that_parts_within_a_kept_document_cuts_it_and_it_stays_kept():
     assert cache.tree.kept(Tier.HOST) == 0
 
 
+def test_any_number_of_sets_end_together_some_in_each_step():
+    now_s = 100.0
+    cache = manager()
+    cache._retention._clock = lambda: now_s
+    for number in range(2 * ENDED_AT_ONCE + 1):
+        documents = ("S", "A")
+        tenant = f"tenant {number}"
+        order = KeepOrder(Tier.HOST, 110.0, most=1e3)
+        cache.keep_documents(order, [(documents, tenant, [prompt_of(documents, tenant)])])
+    now_s = 111.0
+    assert cache.kept_documents() == []
+    for _ in range(3):
+        cache.step()
+        cache.check()
+    assert cache.tree.kept(Tier.HOST) == 0
+
+
 def test_a_document_shorter_than_a_block_has_nothing_to_keep():
     cache = manager()
     assert keep(cache, KeepOrder(Tier.DISK), "C").tokens == 0
     assert cache.kept_documents() == []
+    # A template with less text before it may make it so.
+    cache.keep_documents(KeepOrder(Tier.HOST), [(("C",), None, [prompt_of("SC", None)])])
+    assert cache.tree.kept(Tier.HOST) == 2
+    assert keep(cache, KeepOrder(Tier.HOST), "C").tokens == 0
+    assert (cache.tree.kept(Tier.HOST), cache.kept_documents()) == (0, [])
+    cache.check()
 
 
 def test_too_much_changes_nothing_and_says_what_is_free():
