@@ -46,6 +46,8 @@ from ragcache_engine.serving.openai_bodies import (
     CHAT,
     COMPLETIONS,
     DOCUMENTS,
+    MESSAGES,
+    RESPONSES,
     SEGMENTS,
     TENANTS_FIELDS,
     TOKENIZE,
@@ -93,6 +95,7 @@ _OURS = {
     "/corpora/sea": messages.CorpusLine,
     "/corpora/sea/remove": messages.RemoveBody,
     "/corpora/sea/warm": messages.WarmBody,
+    "/corpora/sea/release": messages.ReleaseBody,
 }
 """The bodies of the paths below /ragcache."""
 _PUT = {"/corpora/sea"}
@@ -102,12 +105,15 @@ _READ = {
     "/counters": ("get",),
     "/corpora": ("get",),
     "/corpora/sea": ("get", "delete"),
+    "/corpora/sea/kept": ("get",),
     "/corpora/sea/documents/tides": ("get", "delete"),
 }
 """The paths that are asked for without a body, and how."""
 _SOUND: dict[str, dict[str, Any]] = {
     COMPLETIONS: {"prompt": f"{TIDES} {QUESTION}"},
     CHAT: {"messages": _MESSAGES},
+    RESPONSES: {"input": QUESTION},
+    MESSAGES: {"model": MODEL, "messages": _MESSAGES, "max_tokens": ANSWER_TOKENS},
     TOKENIZE: {"prompt": QUESTION},
     "/detokenize": {"tokens": [1, 2, 3]},
     "/ragcache/generate": {
@@ -127,6 +133,7 @@ _SOUND: dict[str, dict[str, Any]] = {
     "/ragcache/corpora/sea": {"id": "tides", "text": TIDES},
     "/ragcache/corpora/sea/remove": {"ids": ["tides"]},
     "/ragcache/corpora/sea/warm": {},
+    "/ragcache/corpora/sea/release": {},
 }
 """A body that is answered. One field of it at a time is fuzzed, or all: else hardly a body that differs
 from it in several places would get past the first of them."""
@@ -361,7 +368,8 @@ def tenants_schema(told: Mapping[str, Any]) -> dict[str, Any]:
             if name in TENANTS_FIELDS[path]
         }
         paths[path]["post"] = _operation(_vary(_SOUND[path], fields))
-        talk |= {name: fields[name] for name in ("messages", "tools") if name in fields}
+        if path == CHAT:
+            talk = {name: fields[name] for name in ("messages", "tools")}
     for path, kind in (("", SamplingOptions), *_OURS.items()):
         schema = TypeAdapter(kind).json_schema(ref_template="#/components/schemas/{model}")
         defined |= schema.pop("$defs", {})
