@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from innermost import innermost_backend
 
 from ragcache_engine import (
     Document,
@@ -129,7 +130,7 @@ def test_a_killed_model_comes_back_and_the_answer_has_no_gap(
     engine: RAGCacheEngine = request.getfixturevalue("second_engine")
     prompt, options = "Once upon a time", SamplingOptions(max_tokens=60)
     expected = engine.generate(prompt, options=options)
-    dead = weakref.ref(engine._runtime.backend.inner._llm)
+    dead = weakref.ref(innermost_backend(engine)._llm)
 
     async def killed_in_the_middle() -> str:
         text = ""
@@ -157,7 +158,7 @@ def test_clearing_the_cache_of_a_killed_model_names_its_death_whether_vllm_has_n
     kill_the_model_of(engine, others)
     if is_noticed:
         psutil.wait_procs(killed)
-        while not engine._runtime.backend.inner._llm.errored:
+        while not innermost_backend(engine)._llm.errored:
             time.sleep(0.1)
     with pytest.raises(EngineDied, match=r"ended by itself(.|\n)*vLLM's log, .*, says"):
         engine.clear_cache()

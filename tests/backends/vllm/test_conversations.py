@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from innermost import innermost_backend
 
 from ragcache_engine import (
     ConfigError,
@@ -67,7 +68,7 @@ def tokens_of_the_endpoint(renderer: Any, messages: list[dict[str, Any]]) -> lis
 def test_a_conversation_has_the_tokens_of_vllms_own_endpoint(
     vllm_engine: RAGCacheEngine, messages: list[dict[str, Any]]
 ):
-    renderer = vllm_engine._runtime.backend.inner._require_llm().renderer  # type: ignore[attr-defined]
+    renderer = innermost_backend(vllm_engine)._require_llm().renderer
     ours = vllm_engine.tokenize(vllm_engine.chat.prompt(messages))
     assert list(ours.token_ids) == tokens_of_the_endpoint(renderer, messages)
     assert ours.offsets
@@ -231,7 +232,7 @@ def test_vllms_own_parsers_read_calls(vllm_engine: RAGCacheEngine, size: int):
 
     with pytest.raises(ConfigError, match="hermes"):
         require_parser("no such parser")
-    tokenizer = vllm_engine._runtime.backend.inner._require_llm().get_tokenizer()  # type: ignore[attr-defined]
+    tokenizer = innermost_backend(vllm_engine)._require_llm().get_tokenizer()
     said = 'Well. <tool_call>\n{"name": "add", "arguments": {"a": 3, "b": 4}}\n</tool_call>'
     reader = ParserReader("hermes", tokenizer, TOOLS)
     parts = [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from innermost import innermost_backend
 
 pytest.importorskip("vllm")
 
@@ -51,7 +52,7 @@ def test_to_look_is_no_request_and_no_use(vllm_engine: RAGCacheEngine):
 
 def test_only_the_engines_own_messages_are_told_of_others_documents(vllm_engine: RAGCacheEngine):
     ask(vllm_engine)
-    backend = vllm_engine._runtime.backend.inner
+    backend = innermost_backend(vllm_engine)
     assert isinstance(backend, VLLMBackend)
     for is_trusted in (False, True):
         message = RequestMessage(snapshot=10, is_trusted=is_trusted)
