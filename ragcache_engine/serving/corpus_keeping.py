@@ -11,7 +11,7 @@ from typing import Any
 from ragcache_engine.anywhere.beginnings import sets_of_each
 from ragcache_engine.corpora.registered import name_of, split_name
 from ragcache_engine.errors import CannotKeep
-from ragcache_engine.knowledge import Tier
+from ragcache_engine.knowledge.tier import Tier
 from ragcache_engine.serving.messages import KeepBody
 from ragcache_engine.serving.routes import Served
 from ragcache_engine.tiers.kept import KeepOrder, Kept
