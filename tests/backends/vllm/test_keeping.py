@@ -87,15 +87,17 @@ def test_what_is_kept_on_disk_outlives_traffic_a_killed_model_and_the_process(
         assert engine.stats().tiers.evicted["disk"] > 0
         assert all(map(is_whole, engine.kept()))
         text, _, cached = ask(engine, HANDBOOK)
-        assert (text, cached) == (exact, kept.tokens)
+        assert text == exact
+        assert cached >= kept.tokens  # the question may be cached too
         kill_model()
         fill(engine, 2)
         assert engine.stats().restarts == 1
-        assert ask(engine, HANDBOOK)[2] == kept.tokens
+        assert ask(engine, HANDBOOK)[2] >= kept.tokens
     with engine_with(demo_model, tmp_path) as engine:  # nobody asks to keep it this time
         fill(engine)
         text, _, cached = ask(engine, HANDBOOK)
-        assert (text, cached) == (exact, kept.tokens)
+        assert text == exact
+        assert cached >= kept.tokens  # the question may be cached too
         engine.release(["handbook"])
         fill(engine)
         assert ask(engine, HANDBOOK)[2] < kept.tokens
