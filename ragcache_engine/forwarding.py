@@ -98,7 +98,9 @@ class WithdrawingBackend(ForwardingBackend):
         self._forgotten = forgotten
 
     def generate(self, request: BackendRequest) -> AsyncGenerator[Delta, None]:
-        return self.inner.generate(replace(request, withdrawn=self._withdrawn(request)))
+        if request.planned is not None:
+            request = replace(request, withdrawn=self._withdrawn(request))
+        return self.inner.generate(request)
 
     async def keep(self, requests: Sequence[BackendRequest], order: KeepOrder) -> Sequence[Kept]:
         """Keep nothing of what was forgotten since it was planned: none of its tokens."""

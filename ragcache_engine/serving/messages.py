@@ -17,6 +17,7 @@ from ragcache_engine.errors import EngineError, InvalidArgument, RAGCacheError
 from ragcache_engine.guide import Guide
 from ragcache_engine.protocols import BackendRequest, Conversation, Delta, PromptText
 from ragcache_engine.tiers.counters import Counters
+from ragcache_engine.tiers.kept import LONGEST_KEPT_S
 from ragcache_engine.tiers.provenance import ReuseReport
 from ragcache_engine.tiers.tree_snapshot import MOST_DOCUMENTS
 from ragcache_engine.values import (
@@ -184,10 +185,6 @@ class RemoveBody(_Body):
     """Documents of a corpus to register no more."""
 
     ids: list[str]
-
-
-LONGEST_KEPT_S = 100 * 365 * 86_400
-"""Documents are kept for so many seconds at most, or until they are released."""
 
 
 class KeepBody(_Body):

@@ -252,23 +252,17 @@ def _count_characters(said: Mapping[str, Any]) -> int:
 
 
 def _count_text(content: object) -> int:
-    """Return how many characters the texts have of a message's content, of messages, or of a text."""
+    """Return how many characters the texts have of a message's content, of messages, or of a text.
+
+    A body that was read goes no deeper than 200 levels.
+    """
     if isinstance(content, str):
         return len(content)
-    parts = content if isinstance(content, list) else []
-    texts = [
-        one.get(name) for one in parts if isinstance(one, dict) for name in ("text", "content")
-    ]
-    whole = [one for one in (*parts, *texts) if isinstance(one, str)]
-    nested = [one for one in texts if isinstance(one, list)]
-    within = [
-        part.get(name)
-        for one in nested
-        for part in one
-        if isinstance(part, dict)
-        for name in ("text", "content")
-    ]
-    return sum(map(len, whole)) + sum(len(one) for one in within if isinstance(one, str))
+    if isinstance(content, list):
+        return sum(map(_count_text, content))
+    if isinstance(content, dict):
+        return sum(_count_text(content.get(name)) for name in ("text", "content", "output"))
+    return 0
 
 
 def require_request_name(name: str, where: str) -> None:

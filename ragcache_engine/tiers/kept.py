@@ -8,6 +8,9 @@ from typing import Any, NamedTuple, Self
 
 from ragcache_engine.knowledge.tier import Tier
 
+LONGEST_KEPT_S = 100 * 365 * 86_400
+"""Documents are kept for so many seconds at most, or until they are released."""
+
 KEPT_TIERS = (Tier.HOST, Tier.DISK)
 """Where documents can be kept. Device memory is not for keeping: running requests need it."""
 

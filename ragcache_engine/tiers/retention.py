@@ -83,7 +83,6 @@ class Retention(Generic[B]):
             for record in replaced
         ]
         names = [] if tier is not Tier.DISK else [one.file.name for one in wanted if one.file]
-        added = 0
         # Pinned, so that the tree forgets no node before it is known whether it stays kept.
         with self._tree.pinned(node for paths in let_go for path in paths for node in path):
             before = self._tree.kept(tier)

@@ -19,12 +19,12 @@ from ragcache_engine.forwarding import ForwardingBackend
 from ragcache_engine.knowledge import Tier
 from ragcache_engine.protocols import Backend, BackendRequest, Delta
 from ragcache_engine.requests.runner import PreparedRequest
-from ragcache_engine.tiers.kept import KeepOrder, Kept, NoRoomToKeep
+from ragcache_engine.tiers.kept import LONGEST_KEPT_S, KeepOrder, Kept, NoRoomToKeep
 from ragcache_engine.values import Document, ModelLimits
 from ragcache_engine.warming.prefill import (
     OF_ONE_SET,
-    WARM_AT_ONCE,
     Prefiller,
+    run_workers,
     show_progress,
 )
 
@@ -37,9 +37,6 @@ ASKED_AT_ONCE = 16
 
 ROUNDS = 3
 """How often what is missing is computed: other requests may evict a block on its way to the tier."""
-
-LONGEST_S = 100 * 365 * 86_400
-"""Documents are kept for so many seconds at most, or until they are released."""
 
 LEAST_WAIT_S, MOST_WAIT_S, STILL_S = 0.02, 1.0, 5.0
 """Seconds between two looks at what has reached the tier, the first ones and the last ones, and after
@@ -89,9 +86,9 @@ def make_order(
     if tier not in get_args(KeptTier):
         raise InvalidArgument(f'tier is "host" or "disk", not {shown(tier)}')
     require_duration(for_s, "for_s")
-    if for_s is not None and for_s > LONGEST_S:
+    if for_s is not None and for_s > LONGEST_KEPT_S:
         raise InvalidArgument(
-            f"for_s is {LONGEST_S:,} at most; without it, nothing ends the keeping"
+            f"for_s is {LONGEST_KEPT_S:,} at most; without it, nothing ends the keeping"
         )
     if for_s is not None and until is not None:
         raise InvalidArgument("for_s and until say the same: give one of them")
@@ -195,13 +192,7 @@ class Keeping:
                     self._failed[tuple(request.request.document_ids)] = error
                 advance()
 
-        workers = [asyncio.create_task(work()) for _ in range(WARM_AT_ONCE)]
-        try:
-            await asyncio.gather(*workers)
-        finally:
-            for worker in workers:
-                worker.cancel()
-            await asyncio.gather(*workers, return_exceptions=True)
+        await run_workers(work)
 
     async def _wait_for_copies(self, asked: Sequence[Kept]) -> list[Kept]:
         """Wait until all is in the tier, or nothing more comes; return what is kept.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import aclosing, contextmanager
 from dataclasses import replace
@@ -236,16 +236,21 @@ async def prefill_all_async(
                 warmed = warmed.after(answer.usage)
                 advance()
 
-        workers = [asyncio.create_task(work()) for _ in range(WARM_AT_ONCE)]
-        try:
-            await asyncio.gather(*workers)
-        finally:
-            for worker in workers:
-                worker.cancel()
-            await asyncio.gather(*workers, return_exceptions=True)
+        await run_workers(work)
     if first_error and not warmed.sets:
         raise first_error
     return warmed
+
+
+async def run_workers(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Run WARM_AT_ONCE of these at a time. An error of one, or cancelling, ends them all."""
+    workers = [asyncio.create_task(work()) for _ in range(WARM_AT_ONCE)]
+    try:
+        await asyncio.gather(*workers)
+    finally:
+        for worker in workers:
+            worker.cancel()
+        await asyncio.gather(*workers, return_exceptions=True)
 
 
 @contextmanager

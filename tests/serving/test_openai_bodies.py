@@ -78,6 +78,7 @@ LONG = "word " * 100_000
         (RESPONSES, {"input": "Why?", "instructions": LONG}),
         (RESPONSES, {"input": [{"role": "user", "content": LONG}]}),
         (RESPONSES, {"input": [{"content": [{"type": "input_text", "text": LONG}]}]}),
+        (RESPONSES, {"input": [{"type": "function_call_output", "output": LONG}]}),
         (MESSAGES, {"messages": [{"role": "user", "content": LONG}]}),
         (MESSAGES, {"messages": [], "system": [{"type": "text", "text": LONG}]}),
         (

@@ -464,23 +464,19 @@ class VLLMBackend:
         llm = self._require_llm()
         if not self._has_tiers or llm.vllm_config.parallel_config.data_parallel_size > 1:
             return [False] * len(requests)
-        message = RequestMessage(
-            looked_up=[
-                LookedUp(one.tokens.token_ids, one.tenant, self._describe(one)) for one in requests
-            ],
-            is_trusted=True,
-        )
+        message = RequestMessage(looked_up=self._look_up(requests), is_trusted=True)
         try:
             answer = await self._tell_scheduler(llm, message, None)
         except EngineDeadError as error:
             raise self._death() from error.with_traceback(None)
         return list(answer.held) if answer and answer.held else [False] * len(requests)
 
+    def _look_up(self, requests: Sequence[BackendRequest]) -> list[LookedUp]:
+        return [LookedUp(one.tokens.token_ids, one.tenant, self._describe(one)) for one in requests]
+
     async def keep(self, requests: Sequence[BackendRequest], order: KeepOrder) -> Sequence[Kept]:
-        looked_up = [
-            LookedUp(one.tokens.token_ids, one.tenant, self._describe(one)) for one in requests
-        ]
-        answer = await self._ask_to_keep(RequestMessage(looked_up=looked_up, keep=order))
+        message = RequestMessage(looked_up=self._look_up(requests), keep=order)
+        answer = await self._ask_to_keep(message)
         if answer.no_room:
             raise NoRoomToKeep(order.tier, *answer.no_room)
         return answer.kept
