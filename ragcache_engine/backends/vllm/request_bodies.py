@@ -2,7 +2,7 @@
 to refuse those that it fails at.
 
 Some of vLLM's checks run before types are checked, so a text where they look for an object is an
-AttributeError, and the answer a 500.
+AttributeError, and the answer a 500. It takes the first content of an assistant's earlier message unseen.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from vllm.entrypoints.anthropic.serving import AnthropicServingMessages
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
+from vllm.entrypoints.openai.responses.utils import construct_input_messages
 from vllm.entrypoints.serve.tokenize.protocol import DetokenizeRequest, TokenizeRequest
 from vllm.exceptions import VLLMError
 from vllm.renderers.online_renderer import OnlineRenderer
@@ -53,9 +54,15 @@ def require_readable(path: str, body: bytes) -> None:
     It says nothing against one that vLLM's server refuses: that tells its reason better.
     """
     try:
-        _BODIES[path].validate_python(from_json(body))
+        request = _BODIES[path].validate_python(from_json(body))
+        if path == RESPONSES:
+            construct_input_messages(request_input=request.input)
     except _REFUSED:
         return
+    except LookupError as error:
+        raise InvalidArgument(
+            f"an item of the input has no content where {path} looks for it: {error}"
+        ) from error
     except Exception as error:
         raise InvalidArgument(
             f"a field of the body has a value of another type than {path} takes: {error}"

@@ -53,6 +53,17 @@ def test_a_body_that_vllm_would_fail_at_is_refused_with_the_reason(path: str, va
 
 
 @pytest.mark.parametrize(
+    ("content", "reason"),
+    [([], "has no content"), ([{"type": "refusal", "refusal": "No."}], "another type")],
+    ids=["empty", "refusal"],
+)
+def test_an_earlier_answer_that_vllm_would_fail_at_is_refused(content: list[Any], reason: str):
+    answer = {"type": "message", "id": "a", "role": "assistant", "status": "completed"}
+    with pytest.raises(InvalidArgument, match=reason):
+        require(RESPONSES, input=[{**answer, "content": content}])
+
+
+@pytest.mark.parametrize(
     "fields",
     [{"temperature": "hot"}, {"prompt": None}, {"stream_options": {}}],
     ids=["type", "none", "check"],
