@@ -7,7 +7,7 @@ AttributeError, and the answer a 500. It takes the first content of an assistant
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
@@ -56,7 +56,9 @@ def require_readable(path: str, body: bytes) -> None:
     try:
         request = _BODIES[path].validate_python(from_json(body))
         if path == RESPONSES:
-            construct_input_messages(request_input=request.input)
+            _require_plain_contents(construct_input_messages(request_input=request.input))
+    except InvalidArgument:
+        raise
     except _REFUSED:
         return
     except LookupError as error:
@@ -67,6 +69,16 @@ def require_readable(path: str, body: bytes) -> None:
         raise InvalidArgument(
             f"a field of the body has a value of another type than {path} takes: {error}"
         ) from error
+
+
+def _require_plain_contents(messages: Sequence[Mapping[str, Any]]) -> None:
+    """Raise InvalidArgument for a tool's output in parts: vLLM reads them as objects, and takes none."""
+    contents = [message.get("content") for message in messages]
+    parts = [part for content in contents if isinstance(content, list) for part in content]
+    if not all(isinstance(part, (str, Mapping)) for part in parts):
+        raise InvalidArgument(
+            "vLLM takes the output of a function call as one text, not as a list of parts"
+        )
 
 
 class PromptWriter:

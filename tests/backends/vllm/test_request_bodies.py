@@ -63,6 +63,13 @@ def test_an_earlier_answer_that_vllm_would_fail_at_is_refused(content: list[Any]
         require(RESPONSES, input=[{**answer, "content": content}])
 
 
+def test_a_tools_output_in_parts_is_refused_as_vllm_would_fail_at_it():
+    output = {"type": "function_call_output", "call_id": "a", "status": "completed", "id": "b"}
+    require(RESPONSES, input=[{**output, "output": "Noon."}])
+    with pytest.raises(InvalidArgument, match="as one text"):
+        require(RESPONSES, input=[{**output, "output": [{"type": "input_text", "text": "Noon."}]}])
+
+
 @pytest.mark.parametrize(
     "fields",
     [{"temperature": "hot"}, {"prompt": None}, {"stream_options": {}}],
