@@ -72,7 +72,7 @@ def require_readable(path: str, body: bytes) -> None:
 
 
 def _require_plain_contents(messages: Sequence[Mapping[str, Any]]) -> None:
-    """Raise InvalidArgument for a tool's output in parts: vLLM reads them as objects, and takes none."""
+    """Raise InvalidArgument for a tool's output in parts that vLLM has read as objects of its own."""
     contents = [message.get("content") for message in messages]
     parts = [part for content in contents if isinstance(content, list) for part in content]
     if not all(isinstance(part, (str, Mapping)) for part in parts):

@@ -64,10 +64,14 @@ def test_an_earlier_answer_that_vllm_would_fail_at_is_refused(content: list[Any]
 
 
 def test_a_tools_output_in_parts_is_refused_as_vllm_would_fail_at_it():
+    parts = [{"type": "input_text", "text": "Noon."}]
     output = {"type": "function_call_output", "call_id": "a", "status": "completed", "id": "b"}
+    require(RESPONSES, input=[{**output, "output": parts}])
+    # With this field vLLM reads the item as one of its own, whose parts are no plain objects.
+    output |= {"created_by": None}
     require(RESPONSES, input=[{**output, "output": "Noon."}])
     with pytest.raises(InvalidArgument, match="as one text"):
-        require(RESPONSES, input=[{**output, "output": [{"type": "input_text", "text": "Noon."}]}])
+        require(RESPONSES, input=[{**output, "output": parts}])
 
 
 @pytest.mark.parametrize(
