@@ -15,8 +15,10 @@ from pydantic import (
     model_validator,
 )
 
+from ragcache_engine.errors import ConfigError
 from ragcache_engine.knowledge.cost import CostProfile
 from ragcache_engine.knowledge.eviction import DEFAULT_POLICY, POLICIES
+from ragcache_engine.tiers.shared.address import read_address
 
 BackendName = Literal["auto", "vllm", "memory", "server"]
 SpeculationMode = Literal["auto", "on", "off"]
@@ -69,6 +71,10 @@ class EngineConfig(BaseModel):
       ~/.cache/ragcache.
     disk_cache_key: encrypts the files of the disk cache; None: they are not. It says where the key comes
       from: "env:NAME", "file:PATH" or "command:PROGRAM ARGUMENTS"; see docs/tiers.md.
+    shared_cache: the URL of a store that the engines of several hosts share, below their disk caches:
+      "redis://host:6379" (rediss:// with TLS) or "s3://bucket/prefix" (gs://, az://, file://), with
+      options behind "?"; see docs/guides/hosts.md. None: there is none. Passwords come from the
+      environment.
     policy: which documents a full tier evicts first; a name of knowledge.POLICIES.
     reorder_window: the waiting request with the most cached and the least to compute goes first. Each may
       be overtaken by at most this many others, or by three quarters of those that waited when it came if
@@ -142,6 +148,7 @@ class EngineConfig(BaseModel):
     disk_cache: ByteSize = Field(default=ByteSize(0), ge=0)
     disk_cache_dir: Path | None = None
     disk_cache_key: str | None = None
+    shared_cache: str | None = None
     policy: str = DEFAULT_POLICY
     reorder_window: int = Field(default=32, ge=1)
     document_order: Literal["retrieved", "canonical", "cached"] = "retrieved"
@@ -278,6 +285,16 @@ class EngineConfig(BaseModel):
             )
         return said
 
+    @field_validator("shared_cache")
+    @classmethod
+    def _store_has_an_address(cls, said: str | None) -> str | None:
+        if said is not None:
+            try:
+                read_address(said)
+            except ConfigError as error:
+                raise ValueError(str(error)) from error
+        return said
+
     @model_validator(mode="after")
     def _disk_stands_on_host(self) -> Self:
         if self.disk_cache and self.host_cache == 0:
@@ -289,4 +306,14 @@ class EngineConfig(BaseModel):
             raise ValueError("disk_cache_dir is given and disk_cache is 0: give it a size as well")
         if self.disk_cache_key is not None and not self.disk_cache:
             raise ValueError("disk_cache_key is given and disk_cache is 0: give it a size as well")
+        if self.shared_cache is not None and not self.disk_cache:
+            raise ValueError(
+                "shared_cache stands below a disk cache, which remembers what was forgotten: give "
+                "disk_cache a size, such as 4GiB"
+            )
+        if self.shared_cache is not None and self.disk_cache_key is not None:
+            raise ValueError(
+                "disk_cache_key encrypts this host's files, and a shared cache would hold the same "
+                "blocks in plain form: leave one of the two out"
+            )
         return self

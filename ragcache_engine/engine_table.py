@@ -5,6 +5,7 @@ from __future__ import annotations
 from ragcache_engine.cache_stats import CacheStats
 from ragcache_engine.config import EngineConfig
 from ragcache_engine.tables import Table
+from ragcache_engine.tiers.shared.address import read_address
 from ragcache_engine.values import ModelLimits
 
 
@@ -22,6 +23,8 @@ def engine_table(
         rows.append(("host cache", f"{limits.host_tokens:,} tokens"))
     if config.disk_cache:
         rows.append(("disk cache", config.disk_cache.human_readable()))
+    if config.shared_cache:
+        rows.append(("shared cache", read_address(config.shared_cache).url))
     if stats is None:
         return Table("RAGCacheEngine", rows)
     counters = stats._table()

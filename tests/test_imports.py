@@ -28,8 +28,14 @@ MAY_IMPORT = {
     "ragcache_engine.tables": ["visible"],
     "ragcache_engine.values": ["tables", "guide", "checks", "errors"],
     "ragcache_engine.cache_stats": ["values", "tables", "knowledge.tier", "tiers.counters"],
-    "ragcache_engine.engine_table": ["cache_stats", "config", "tables", "values"],
-    "ragcache_engine.config": ["knowledge"],
+    "ragcache_engine.engine_table": [
+        "cache_stats",
+        "config",
+        "tables",
+        "tiers.shared.address",
+        "values",
+    ],
+    "ragcache_engine.config": ["knowledge", "tiers.shared.address", "errors"],
     "ragcache_engine.corpora": [
         "corpora",
         "backends.server.connection",

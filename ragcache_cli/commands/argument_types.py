@@ -93,7 +93,7 @@ def add_top_k(parser: argparse.ArgumentParser) -> None:
 
 
 def add_disk_cache_place(parser: argparse.ArgumentParser) -> None:
-    """Add --disk-cache-dir and --disk-cache-key."""
+    """Add --disk-cache-dir, --disk-cache-key and --shared-cache."""
     parser.add_argument(
         "--disk-cache-dir",
         type=Path,
@@ -105,6 +105,12 @@ def add_disk_cache_place(parser: argparse.ArgumentParser) -> None:
         metavar="SOURCE",
         help="encrypt the disk cache's files with the key from env:NAME, file:PATH or command:PROGRAM "
         "ARGUMENTS (default: they are not encrypted)",
+    )
+    parser.add_argument(
+        "--shared-cache",
+        metavar="URL",
+        help="a store that several hosts share below their disk caches, such as redis://host:6379 or "
+        "s3://bucket/prefix (default: none)",
     )
 
 

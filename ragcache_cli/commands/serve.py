@@ -37,6 +37,7 @@ ENGINE_SETTINGS = (
     "disk_cache",
     "disk_cache_dir",
     "disk_cache_key",
+    "shared_cache",
     "policy",
     "reorder_window",
     "cache_depth",

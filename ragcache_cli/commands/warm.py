@@ -73,6 +73,8 @@ def run(parsed: argparse.Namespace, console: Console) -> int:
         engine["cost_profile"] = parsed.profile
     if parsed.disk_cache_dir:
         engine["disk_cache_dir"] = parsed.disk_cache_dir
+    if parsed.shared_cache:
+        engine["shared_cache"] = parsed.shared_cache
     if parsed.disk_cache_key:
         engine["disk_cache_key"] = parsed.disk_cache_key
     settings = WarmSettings(

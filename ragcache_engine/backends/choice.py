@@ -116,6 +116,7 @@ def budget_of(config: EngineConfig) -> TierBudget:
         disk_bytes=config.disk_cache,
         disk_folder=config.disk_cache_dir,
         disk_key=config.disk_cache_key,
+        shared=config.shared_cache,
         reorder_window=config.reorder_window,
         cache_depth=config.cache_depth,
         cost_profile=config.cost_profile,

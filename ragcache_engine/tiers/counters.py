@@ -76,6 +76,9 @@ class TierCounters:
     recomputed_tokens: tokens of borrowed documents that were computed anew in their new place; they
       count in computed_tokens.
     forgotten: documents dropped on request.
+    shared_tokens: those of disk_tokens that came from the shared store. shared_read_bytes,
+      shared_written_bytes: copied from the store to the host, and back. unshared: blocks that it did not
+      take.
     scheduling: requests by how long our part of their scheduling took: one number for each bound in
       SCHEDULING_BUCKETS_S, and one for those above the last bound.
     scheduling_s: seconds that this took in all.
@@ -103,6 +106,10 @@ class TierCounters:
     borrowed_tokens: int = 0
     recomputed_tokens: int = 0
     forgotten: int = 0
+    shared_tokens: int = 0
+    shared_read_bytes: int = 0
+    shared_written_bytes: int = 0
+    unshared: int = 0
     scheduling: tuple[int, ...] = (0,) * (len(SCHEDULING_BUCKETS_S) + 1)
     scheduling_s: float = 0.0
     held: Mapping[str, int] = field(default_factory=BlocksByTier)
@@ -134,6 +141,10 @@ class Counters:
     borrowed_tokens: int = 0
     recomputed_tokens: int = 0
     forgotten: int = 0
+    shared_tokens: int = 0
+    shared_read_bytes: int = 0
+    shared_written_bytes: int = 0
+    unshared: int = 0
     scheduling: list[int] = field(default_factory=lambda: [0] * (len(SCHEDULING_BUCKETS_S) + 1))
     scheduling_s: float = 0.0
     held: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_TIERS, 0))

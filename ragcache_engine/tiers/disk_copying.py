@@ -17,6 +17,7 @@ from ragcache_engine.tiers.disk.naming import Naming
 from ragcache_engine.tiers.disk.transfers import BlockCopy, DiskTransfers, FinishedCopy
 from ragcache_engine.tiers.node_record import B, Key
 from ragcache_engine.tiers.requests import TrackedRequest
+from ragcache_engine.tiers.shared_copying import SharedCopying
 from ragcache_engine.tiers.speed import Speeds
 
 MOST_WRITES = 256
@@ -28,12 +29,15 @@ HOST, DISK = RANK[Tier.HOST], RANK[Tier.DISK]
 class DiskCopying(Generic[B]):
     """Reads blocks into host slots and writes them from there. Without a disk, no method does anything.
 
-    speeds: this class records the speed of reading in them. naming: marks documents on the disk; None
-    without one.
+    speeds: this class records the speed of reading in them. shared: what hosts share, below the disk.
+    naming: marks documents on the disk; None without one.
     """
 
-    def __init__(self, index: BlockIndex[B], speeds: Speeds) -> None:
+    def __init__(
+        self, index: BlockIndex[B], speeds: Speeds, shared: SharedCopying[B] | None = None
+    ) -> None:
         self._index = index
+        self.shared = SharedCopying(index) if shared is None else shared
         self._tree = index.tree
         self._host = index.host
         self._counters = index.counters
@@ -63,7 +67,9 @@ class DiskCopying(Generic[B]):
 
     @property
     def is_reading(self) -> bool:
-        """Whether blocks that requests may wait for are on their way from the disk."""
+        """Whether blocks that requests may wait for are on their way from the disk or the store."""
+        if self.shared.is_asking:
+            return True
         return bool(self._reading) and not (self._transfers and self._transfers.is_stalled)
 
     @property
@@ -75,7 +81,7 @@ class DiskCopying(Generic[B]):
 
     @property
     def pending_reads(self) -> int:
-        """How many blocks are on their way from the disk."""
+        """How many blocks are on their way from the disk or the store."""
         return len(self._reading)
 
     @property
@@ -145,7 +151,8 @@ class DiskCopying(Generic[B]):
             self._hasten(request, self._transfers)
         at, upto = 0, request.device_blocks + request.load_blocks
         for node in list(request.nodes):
-            wanted = min(node.resident[DISK], upto - at)
+            there = max(node.resident[DISK], min(node.blocks, request.shared_blocks - at))
+            wanted = min(there, upto - at)
             at += node.blocks
             if at <= request.device_blocks:
                 continue  # the device has the whole node
@@ -166,7 +173,8 @@ class DiskCopying(Generic[B]):
             found = self._index.owner(key) if key else None
             if key is None or (found and found[0].pins) or not self._host.is_filling(key):
                 continue
-            if transfers.cancel_read(name):
+            shared = self.shared.transfers
+            if transfers.cancel_read(name) or (shared and shared.cancel_read(name)):
                 del self._reading[name]
                 self._host.end_fill(key)
                 self._drop(key, (Tier.HOST,))
@@ -177,6 +185,8 @@ class DiskCopying(Generic[B]):
         for name in names[first : first + request.load_blocks]:
             if name in self._reading:
                 transfers.hasten(name)
+                if self.shared.transfers:
+                    self.shared.transfers.hasten(name)
 
     def _read(
         self,
@@ -202,7 +212,12 @@ class DiskCopying(Generic[B]):
             self._host.begin_fill(key, slot)
             self._reading[name] = key
             request.from_disk.add(key)
-            transfers.read(BlockCopy(name, slot), is_urgent=is_urgent)
+            if at < node.resident[DISK]:
+                transfers.read(BlockCopy(name, slot), is_urgent=is_urgent)
+            else:
+                assert self.shared.transfers is not None, "only a store has blocks beyond the disk"
+                request.from_shared.add(key)
+                self.shared.transfers.read(BlockCopy(name, slot), is_urgent=is_urgent)
         return node.resident[HOST] >= upto
 
     # -- writing -----------------------------------------------------------------------------------
@@ -222,7 +237,12 @@ class DiskCopying(Generic[B]):
         return free >= blocks or uses > 1
 
     def offer(self, nodes: Iterable[Node]) -> None:
-        """Write the blocks that the host has and the disk lacks, if they deserve a place there."""
+        """Write the blocks that the host has and the disk lacks, if they deserve a place there.
+
+        What hosts share is offered to them as well.
+        """
+        nodes = list(nodes)
+        self.shared.offer(nodes)
         transfers = self._transfers
         if transfers is None or not transfers.is_writable:
             return
@@ -293,6 +313,13 @@ class DiskCopying(Generic[B]):
 
     def collect(self) -> None:
         """Take in the reads and writes that have ended since the last call."""
+        if self.shared.transfers is not None:
+            self.shared.transfers.take_answers()
+            for done in self.shared.transfers.take_finished():
+                if done.is_read:
+                    self._finish_read(done, is_shared=True)
+                else:
+                    self.shared.finish_write(done)
         if self._transfers is not None:
             for done in self._transfers.take_finished():
                 if done.is_read:
@@ -300,9 +327,12 @@ class DiskCopying(Generic[B]):
                 else:
                     self._finish_write(done)
 
-    def _finish_read(self, done: FinishedCopy) -> None:
+    def _finish_read(self, done: FinishedCopy, *, is_shared: bool = False) -> None:
         key = self._reading.pop(done.copy.name, None)
-        if done.failure is None:
+        if done.failure is None and is_shared:
+            self._counters.shared_read_bytes += done.size_bytes
+            self._speeds.from_shared.record_copy(done.size_bytes, done.seconds)
+        elif done.failure is None:
             self._counters.read_bytes += done.size_bytes
             self._speeds.from_disk.record_copy(done.size_bytes, done.seconds)
         elif done.failure == "missing":
@@ -344,3 +374,4 @@ class DiskCopying(Generic[B]):
         """Raise AssertionError if a block is being read or written. For tests."""
         assert not self._reading
         assert not self._writing
+        assert not self.shared.pending_writes

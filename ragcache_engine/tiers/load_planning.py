@@ -24,7 +24,14 @@ class LoadPlanner:
         self._block_bytes = block_bytes
         self._speeds = speeds
 
-    def plan(self, request: TrackedRequest, *, others: int, disk_queue: int | None) -> None:
+    def plan(
+        self,
+        request: TrackedRequest,
+        *,
+        others: int,
+        disk_queue: int | None,
+        shared_queue: int | None = None,
+    ) -> None:
         """Set how many blocks the request is to load, and how many it passes over.
 
         others: how many other requests run or wait; 0 if the model computes none of them. A request that
@@ -32,7 +39,7 @@ class LoadPlanner:
           a short one. But each of the others waits longer for what it computes. A donor that is loaded
           whole ends there.
         disk_queue: how many reads wait before those that this request would ask for; None if nothing is
-          to be read now.
+          to be read now. shared_queue: the same of the shared store.
         """
         prompt, block_tokens = request.prompt, self._block_tokens
         cached = request.device_blocks * block_tokens
@@ -49,35 +56,59 @@ class LoadPlanner:
             anywhere = min(most, loadable_blocks(request, with_disk=True))
         if blocks == in_host and anywhere > in_host:
             loaded = blocks * block_tokens
-            rate = self._choose_rate(request, self._speeds.from_disk, others)
-            queue_s = (disk_queue or 0) * self._block_bytes / rate.bandwidth_bytes_per_s
             blocks += self._worth_loading(
-                rate._replace(latency_s=rate.latency_s + queue_s),
+                self._choose_queued(request, self._speeds.from_disk, others, disk_queue),
                 cached + loaded,
                 left - loaded,
                 anywhere - in_host,
             )
+        in_store = 0
+        if shared_queue is not None:
+            in_store = min(most, request.shared_blocks - request.device_blocks)
+        if blocks == anywhere and in_store > anywhere:
+            loaded = blocks * block_tokens
+            blocks += self._worth_loading(
+                self._choose_queued(request, self._speeds.from_shared, others, shared_queue),
+                cached + loaded,
+                left - loaded,
+                in_store - anywhere,
+            )
+        anywhere = max(anywhere, in_store)
         if request.is_trial:
-            blocks = min(blocks, self._most_to_try(cached, left))
+            blocks = min(blocks, self._most_to_try(request, cached, left))
         request.load_blocks, request.passed_over_blocks = blocks, anywhere - blocks
+
+    def is_worth_asking(self, request: TrackedRequest, blocks: int, *, others: int) -> bool:
+        """Return whether a request would load so many leading blocks if the shared store had them."""
+        first, block_tokens = request.device_blocks, self._block_tokens
+        first += loadable_blocks(request, with_disk=True)
+        left = request.prompt.tokens - first * block_tokens
+        if blocks <= first or left <= 0:
+            return False
+        rate = self._choose_rate(request, self._speeds.from_shared, others)
+        is_worth_it = self._worth_loading(rate, first * block_tokens, left, blocks - first) > 0
+        return is_worth_it or self._speeds.from_shared.pass_over()
 
     def note_passed_over(self, request: TrackedRequest) -> None:
         """Note once, for a request's first plan, what it passes over; some of these try to load."""
         if request.passed_over_blocks:
-            in_host = loadable_blocks(request, with_disk=False)
             speeds = self._speeds
-            slow = speeds.from_host if request.load_blocks < in_host else speeds.from_disk
+            slow = speeds.from_shared
+            for copying, with_disk in ((speeds.from_disk, True), (speeds.from_host, False)):
+                if request.load_blocks < loadable_blocks(request, with_disk=with_disk):
+                    slow = copying
             request.is_trial = slow.pass_over()
 
-    def _most_to_try(self, cached: int, left: int) -> int:
+    def _most_to_try(self, request: TrackedRequest, cached: int, left: int) -> int:
         """Return how many blocks a trial loads, so that it takes no longer than computing everything.
 
         That holds if copies are as slow as they look.
         """
         speeds = self._speeds
-        slowest = min(
-            speeds.from_host.bandwidth_bytes_per_s, speeds.from_disk.bandwidth_bytes_per_s
-        )
+        tried = [speeds.from_host, speeds.from_disk]
+        if request.shared_blocks:
+            tried.append(speeds.from_shared)
+        slowest = min(copying.bandwidth_bytes_per_s for copying in tried)
         seconds = speeds.computing.prefill_s(cached, left)
         return max(1, int(seconds * slowest / self._block_bytes))
 
@@ -88,6 +119,14 @@ class LoadPlanner:
             return copying.rate
         step_s = 0.0 if request.is_donor else self._speeds.computing.short_step_s
         return copying.rate._replace(latency_s=step_s / (1 + others))
+
+    def _choose_queued(
+        self, request: TrackedRequest, copying: CopyingSpeed, others: int, queue: int | None
+    ) -> Rate:
+        """Return the rate behind so many other reads."""
+        rate = self._choose_rate(request, copying, others)
+        queue_s = (queue or 0) * self._block_bytes / rate.bandwidth_bytes_per_s
+        return rate._replace(latency_s=rate.latency_s + queue_s)
 
     def _worth_loading(self, rate: Rate, cached: int, computed: int, blocks: int) -> int:
         return self._speeds.computing.blocks_worth_loading(

@@ -23,12 +23,18 @@ from ragcache_engine.tiers.free_device_blocks import FreeDeviceBlocks
 from ragcache_engine.tiers.host_copying import HostCopying
 from ragcache_engine.tiers.host_slots import HostSlots
 from ragcache_engine.tiers.kept import KeepOrder, Kept
-from ragcache_engine.tiers.load_planning import LoadPlanner, blocks_on_device
+from ragcache_engine.tiers.load_planning import (
+    LoadPlanner,
+    blocks_on_device,
+    loadable_blocks,
+)
 from ragcache_engine.tiers.node_record import B, Key
 from ragcache_engine.tiers.prompts import Prompt
 from ragcache_engine.tiers.provenance import PromptSources, Reason, ReuseReport
 from ragcache_engine.tiers.requests import RequestTable, TrackedRequest
 from ragcache_engine.tiers.retention import Retention, ToKeep
+from ragcache_engine.tiers.shared.transfers import SharedTransfers
+from ragcache_engine.tiers.shared_copying import PATIENCE_S
 from ragcache_engine.tiers.source_tracing import trace_sources
 from ragcache_engine.tiers.speed import SHORTEST_STEP_TOKENS, ComputingSpeed, Speeds
 from ragcache_engine.tiers.tree_snapshot import ServedRequest, TreeSnapshot
@@ -137,10 +143,19 @@ class CacheManager(Generic[B]):
         self.tree.set_capacity(Tier.DEVICE, len(blocks))
         self._pool.attach(blocks, key_of, cached_block, drop_cached)
 
-    def attach_disk(self, transfers: DiskTransfers, naming: Naming = PLAIN) -> None:
-        """Keep blocks on disk as well. naming: marks documents there."""
+    def attach_disk(
+        self,
+        transfers: DiskTransfers,
+        naming: Naming = PLAIN,
+        shared: SharedTransfers | None = None,
+    ) -> None:
+        """Keep blocks on disk as well.
+
+        naming: marks documents there. shared: what several hosts share, below their disks.
+        """
         self._files.transfers = transfers
         self.naming = self._disk.naming = naming
+        self._disk.shared.transfers = shared
 
     def knows_file(self, name: str) -> bool:
         """Return whether the tree decides over this file. Any thread."""
@@ -255,6 +270,9 @@ class CacheManager(Generic[B]):
             request.loads_alone = not self._requests.is_any_other_running(request)
         coming = self._find_coming(request)
         request.awaits_copies = coming is not None
+        if request.awaits_answers:
+            request.asked_s = now_s if request.asked_s is None else request.asked_s
+            request.awaits_answers = now_s - request.asked_s < PATIENCE_S
         if coming is not None:
             self._limit_wait(request, now_s, coming)
 
@@ -295,6 +313,8 @@ class CacheManager(Generic[B]):
         found = self.index.owner(key)
         if request is None or found is None:
             return Presence.MISS
+        if request.awaits_answers:
+            return Presence.HIT_PENDING
         node, at = found
         if at >= node.resident[HOST]:
             return Presence.MISS
@@ -624,10 +644,31 @@ class CacheManager(Generic[B]):
             return  # its donors are loaded for it, its own first document among them
         is_busy = self._requests.is_any_other_running(request)
         others = len(self._requests) - 1 if is_busy else 0
-        disk_queue = None if request.has_given_up else self._disk.queued_reads
-        self._planner.plan(request, others=others, disk_queue=disk_queue)
-        if disk_queue is not None:
+        disk_queue, shared_queue = None, None
+        if not request.has_given_up:
+            disk_queue = self._disk.queued_reads
+            shared_queue = self._ask_store(request, others)
+        self._planner.plan(request, others=others, disk_queue=disk_queue, shared_queue=shared_queue)
+        if disk_queue is not None or shared_queue is not None:
             self._disk.fetch(request, is_urgent=is_urgent)
+
+    def _ask_store(self, request: TrackedRequest, others: int) -> int | None:
+        """Find out what the shared store has of the request, once; return how many reads wait there.
+
+        Returns None if nothing is to be read from there now.
+        """
+        shared = self._disk.shared
+        if shared.queued_reads is None:
+            request.awaits_answers = False
+            return None
+        if not request.has_asked:
+            request.has_asked = True
+            ends = shared.list_ends(request)
+            if ends and self._planner.is_worth_asking(request, ends[-1], others=others):
+                shared.ask(request, ends)
+        held = request.device_blocks + loadable_blocks(request, with_disk=True)
+        shared.look(request, held)
+        return shared.queued_reads
 
     def _end_load_wait(self, request: TrackedRequest, now_s: float) -> None:
         """Measure how long the request waited for what it computes with from now on.
@@ -637,6 +678,8 @@ class CacheManager(Generic[B]):
         """
         if request.loaded_bytes and request.load_asked_s is not None and request.loads_alone:
             copying = self.speeds.from_disk if request.from_disk else self.speeds.from_host
+            if request.from_shared:
+                copying = self.speeds.from_shared
             copying.record_wait(request.loaded_bytes, now_s - request.load_asked_s)
         request.load_asked_s, request.loaded_bytes = None, 0
 
@@ -664,7 +707,9 @@ class CacheManager(Generic[B]):
         if not request.has_given_up:
             request.has_given_up = True
             if request.loads_alone:
-                self.speeds.from_disk.record_wait(0, waited_s)
+                speeds = self.speeds
+                copying = speeds.from_shared if request.from_shared else speeds.from_disk
+                copying.record_wait(0, waited_s)
 
     def _hold_on_device(self, request: TrackedRequest) -> None:
         """Tell the tree which blocks of the request's prompt the device has.
@@ -726,6 +771,9 @@ class CacheManager(Generic[B]):
         counters.device_tokens += tokens[Tier.DEVICE]
         counters.host_tokens += tokens[Tier.HOST]
         counters.disk_tokens += tokens[Tier.DISK]
+        counters.shared_tokens += min(
+            tokens[Tier.DISK], len(request.from_shared) * self.block_tokens
+        )
         counters.computed_tokens += request.prompt.tokens - sum(tokens.values())
         if reuse is not None:
             borrowed = sum(reuse.borrowed_by_tier.values())

@@ -81,6 +81,17 @@ PLAIN_COUNTS = {
         "ragcache_donor_tokens", "Tokens computed so that other prompts can borrow them."
     ),
     "forgotten": Metric("ragcache_forgotten_documents", "Documents dropped on request."),
+    "shared_tokens": Metric(
+        "ragcache_shared_tokens",
+        "Prompt tokens from the shared store; they count as those from disk too.",
+    ),
+    "shared_read_bytes": Metric(
+        "ragcache_shared_read_bytes", "Bytes read from the shared store to host."
+    ),
+    "shared_written_bytes": Metric(
+        "ragcache_shared_written_bytes", "Bytes written from host to the shared store."
+    ),
+    "unshared": Metric("ragcache_unshared_blocks", "Blocks the shared store did not take."),
 }
 """Counters without a label, by the field of Counters that they report."""
 

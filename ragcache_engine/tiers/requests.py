@@ -25,7 +25,12 @@ class TrackedRequest:
     device_blocks: leading blocks of the prompt that the device had when the request was last planned.
     load_blocks: how many of the next blocks to load from slower tiers.
     passed_over_blocks: how many blocks could be loaded, but are computed because that is quicker.
-    from_disk: keys of blocks that were read from disk for this request.
+    from_disk: keys of blocks that were read from disk for this request, or fetched from the shared store.
+    from_shared: those of them that were fetched.
+    shared_blocks: how many leading blocks of the prompt the shared store can fill up, as far as is known.
+    asked_shared: where in the prompt the documents end whose last block the store was asked for.
+    awaits_answers: whether the store has not answered yet, since asked_s. has_asked: whether it was to be
+    asked already.
     cached_tokens: cached prompt tokens by tier, as of the request's first admission; None before.
     load_asked_s: when the request began to wait for its load; None if it does not wait for one.
     awaits_copies: whether some of its blocks were on their way to the host at its last try.
@@ -53,6 +58,12 @@ class TrackedRequest:
     load_blocks: int = 0
     passed_over_blocks: int = 0
     from_disk: set[Key] = field(default_factory=set)
+    from_shared: set[Key] = field(default_factory=set)
+    shared_blocks: int = 0
+    asked_shared: Sequence[int] = ()
+    awaits_answers: bool = False
+    asked_s: float | None = None
+    has_asked: bool = False
     cached_tokens: dict[Tier, int] | None = None
     load_asked_s: float | None = None
     awaits_copies: bool = False

@@ -41,6 +41,10 @@ FIRST_HOST_BANDWIDTH = 50e9
 """The same for copies from the host: those of an accelerator's bus."""
 
 
+FIRST_SHARED_BANDWIDTH = 1e9
+"""The same for copies from a shared store: those of a network of 10 Gbit/s."""
+
+
 class Rate(NamedTuple):
     """How fast copies are: the seconds until they begin, and their bytes a second from then on."""
 
@@ -185,6 +189,7 @@ class Speeds:
     computing: ComputingSpeed
     from_host: CopyingSpeed = field(default_factory=lambda: CopyingSpeed(FIRST_HOST_BANDWIDTH))
     from_disk: CopyingSpeed = field(default_factory=CopyingSpeed)
+    from_shared: CopyingSpeed = field(default_factory=lambda: CopyingSpeed(FIRST_SHARED_BANDWIDTH))
 
 
 def _running_mean(old: float, latest: float) -> float:

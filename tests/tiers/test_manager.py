@@ -13,7 +13,7 @@ import contextlib
 import math
 import sys
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
@@ -272,6 +272,126 @@ class LateDisk:
         self._finished.append(FinishedCopy(copy, False, 0 if failure else 100, 1e-4, failure))
 
 
+# -- a store of several hosts that answers late ----------------------------------------------------
+
+
+class LateStore:
+    """The face of SharedTransfers. Answers and copies come, in order, when a test says so."""
+
+    blocks_at_once = 2
+
+    def __init__(self, disk: LateDisk) -> None:
+        self.slots, self.named = disk.slots, disk.named
+        self.blocks: dict[str, bytes] = {}
+        self.is_usable = True
+        self.pending_reads = self.pending_writes = 0
+        self.questions: deque[str] = deque()
+        self.reads: deque[BlockCopy] = deque()
+        self.writes: deque[BlockCopy] = deque()
+        self.doomed: set[str] = set()  # on their way, and forgotten meanwhile
+        self._known: dict[str, bool] = {}
+        self._asked: set[str] = set()
+        self._stored: set[str] = set()
+        self._lost: set[str] = set()
+        self._finished: list[FinishedCopy] = []
+
+    def ask(self, names: Sequence[str]) -> None:
+        for name in names:
+            if name not in self._asked and name not in self._known:
+                self._asked.add(name)
+                self.questions.append(name)
+
+    def has(self, name: str) -> bool | None:
+        if name in self._asked:
+            return None if self.is_usable else False
+        return self._known.get(name, False)
+
+    @property
+    def is_asking(self) -> bool:
+        return bool(self._asked) and self.is_usable
+
+    def find_lost(self, names: Sequence[str]) -> int | None:
+        return next((at for at, name in enumerate(names) if name in self._lost), None)
+
+    def answer(self) -> None:
+        name = self.questions.popleft()
+        self._asked.discard(name)
+        self._known[name] = name in self.blocks
+
+    def take_answers(self) -> bool:
+        return False
+
+    @property
+    def queued_reads(self) -> int | None:
+        return len(self.reads) if self.is_usable else None
+
+    def read(self, copy: BlockCopy, *, is_urgent: bool = False) -> None:
+        self.pending_reads += 1
+        self.slots[copy.slot] = HALF_OVER
+        self.reads.append(copy)
+
+    def hasten(self, name: str) -> None:
+        pass
+
+    def cancel_read(self, name: str) -> bool:
+        for copy in self.reads:
+            if copy.name == name:
+                self.reads.remove(copy)
+                self.pending_reads -= 1
+                return True
+        return False
+
+    def is_stored(self, name: str) -> bool:
+        return name in self._stored
+
+    def lacks(self, name: str) -> bool:
+        return self.is_usable and name not in self._stored
+
+    def write(self, copy: BlockCopy) -> None:
+        self.pending_writes += 1
+        self._stored.add(copy.name)
+        self.writes.append(copy)
+
+    def take_finished(self) -> list[FinishedCopy]:
+        done, self._finished = self._finished, []
+        for each in done:
+            if each.is_read:
+                self.pending_reads -= 1
+                self._known[each.copy.name] = each.failure is None
+                if each.failure is not None:
+                    self._lost.add(each.copy.name)
+            else:
+                self.pending_writes -= 1
+                if each.failure is not None:
+                    self._stored.discard(each.copy.name)
+        return done
+
+    def read_next(self, failure: str | None = None) -> None:
+        copy = self.reads.popleft()
+        if copy.name not in self.blocks:
+            failure = "missing"
+        if failure is None:
+            self.slots[copy.slot] = self.blocks[copy.name]
+        self._finished.append(FinishedCopy(copy, True, 0 if failure else 100, 1e-4, failure))
+
+    def write_next(self, failure: str | None = None) -> None:
+        copy = self.writes.popleft()
+        assert self.slots[copy.slot] == self.named[copy.name], "the store got another block"
+        if copy.name in self.doomed:
+            failure = "forgotten"
+            self.doomed.discard(copy.name)
+        if failure is None:
+            self.blocks[copy.name] = self.named[copy.name]
+            self._lost.discard(copy.name)
+        self._finished.append(FinishedCopy(copy, False, 0 if failure else 100, 1e-4, failure))
+
+    def forget(self, keys: Set[bytes]) -> None:
+        """As the door of the store and the threads in front of it do."""
+        for name in [name for name, key in self.blocks.items() if key in keys]:
+            del self.blocks[name]
+        self.doomed |= {copy.name for copy in self.writes if self.named[copy.name] in keys}
+
+
 # -- vLLM's scheduler and offloading connector -----------------------------------------------------
 
 WAITING, LOADING, RUNNING, ENDED = "waiting", "loading", "running", "ended"
@@ -328,6 +448,7 @@ class VLLM:
         protect: int = 32,
         block_bytes: int = 100,
         chunk_blocks: int = 100,
+        is_sharing: bool = False,
     ) -> None:
         self.host = HostSlots(host)
         self.cache: CacheManager[Block] = CacheManager(
@@ -342,8 +463,10 @@ class VLLM:
         self.slots: list[bytes | None] = [None] * host
         self.disk = LateDisk(self.slots)
         self.has_disk = bool(disk)
+        self.store = LateStore(self.disk)
         if disk:
-            self.cache.attach_disk(self.disk)  # type: ignore[arg-type]
+            store = self.store if is_sharing else None
+            self.cache.attach_disk(self.disk, shared=store)  # type: ignore[arg-type]
         self.chunk_blocks = chunk_blocks
         self.waiting: list[Request] = []
         self.running: list[Request] = []
@@ -674,9 +797,24 @@ class VLLM:
     def settle(self) -> None:
         """Let every copy end."""
         self.cache.step()
-        while self.jobs or self.disk.reads or self.disk.writes or self.later or self.just_ended:
+        while (
+            *self.jobs,
+            *self.disk.reads,
+            *self.disk.writes,
+            *self.store.questions,
+            *self.store.reads,
+            *self.store.writes,
+            *self.later,
+            *self.just_ended,
+        ):
             for job in list(self.jobs):
                 self.report(job)
+            while self.store.questions:
+                self.store.answer()
+            while self.store.reads:
+                self.store.read_next()
+            while self.store.writes:
+                self.store.write_next()
             while self.disk.reads:
                 self.disk.read_next()
             while self.disk.writes:
@@ -722,7 +860,7 @@ class VLLM:
         for key, slot in self.in_host().items():
             if not self.host.is_filling(key):
                 assert self.slots[slot] == key, "a slot holds another block"
-        for name, content in self.disk.files.items():
+        for name, content in (*self.disk.files.items(), *self.store.blocks.items()):
             assert content == self.disk.named[name]
 
     def check_at_rest(self) -> None:
@@ -1057,6 +1195,111 @@ def test_reads_that_wait_count_against_asking_for_more():
     assert len(vllm.disk.reads) == before + 1_000
 
 
+def test_what_another_host_computed_is_fetched_from_the_store():
+    other = VLLM(disk=100, is_sharing=True)
+    other.run(other.arrive("S", "A", "D"))
+    # Of the last block, half a document and the question, nobody else has a use.
+    assert len(other.store.blocks) == 6
+    vllm = VLLM(disk=100, is_sharing=True)
+    vllm.store.blocks.update(other.store.blocks)
+    assert [sources(told) for told in vllm.run(vllm.arrive("S", "A", "D"))] == [(0, 0, 24)]
+    assert vllm.cache.counters.shared_tokens == 24
+    assert vllm.cache.counters.shared_read_bytes == 600
+    assert vllm.cache.counters.read_bytes == 0
+    vllm.check_at_rest()
+
+
+def test_what_the_disk_has_is_not_fetched_again():
+    vllm = VLLM(disk=100, is_sharing=True)
+    vllm.run(vllm.arrive("S", "A"))
+    other = VLLM(disk=100, is_sharing=True)
+    other.run(other.arrive("S", "A", "D"))
+    vllm.store.blocks.update(other.store.blocks)
+    vllm.reset(host=True)
+    assert [sources(told) for told in vllm.run(vllm.arrive("S", "A", "D"))] == [(0, 0, 24)]
+    assert vllm.cache.counters.read_bytes == 300
+    assert vllm.cache.counters.shared_read_bytes == 300
+    vllm.check_at_rest()
+
+
+def test_questions_are_not_shared_nor_asked_for():
+    vllm = VLLM(disk=100, is_sharing=True)
+    vllm.run(vllm.arrive("S", "A", question=[9] * 20))
+    assert len(vllm.disk.files) == 8
+    assert len(vllm.store.blocks) == 3
+    vllm.run(vllm.arrive(question=[8] * 20), vllm.arrive("B", labelled=False))
+    assert len(vllm.store.blocks) == 3
+
+
+def test_a_request_waits_for_the_stores_answer_and_not_for_long():
+    vllm = VLLM(disk=100, is_sharing=True)
+    request = vllm.arrive("S", "A")
+    assert vllm.store.questions
+    vllm.schedule()
+    assert request in vllm.waiting
+    assert vllm.cache.is_reading_disk, "vLLM has to ask again"
+    vllm.now_s += 1.0
+    vllm.schedule()
+    assert request in vllm.running
+    vllm.end(request, completed=True)
+    vllm.settle()
+    vllm.check_at_rest()
+
+
+def test_a_store_that_does_not_answer_is_asked_for_nothing():
+    vllm = VLLM(disk=100, is_sharing=True)
+    vllm.store.is_usable = False
+    request = vllm.arrive("S", "A")
+    assert not vllm.store.questions
+    vllm.schedule()
+    assert request in vllm.running
+    vllm.end(request, completed=True)
+    vllm.settle()
+    assert not vllm.store.blocks
+    vllm.check_at_rest()
+
+
+def test_a_store_that_stops_answering_holds_nobody_up():
+    vllm = VLLM(disk=100, is_sharing=True)
+    request = vllm.arrive("S", "A")
+    vllm.schedule()
+    vllm.store.is_usable = False
+    vllm.schedule()
+    assert request in vllm.running
+    vllm.end(request, completed=True)
+    vllm.settle()
+    vllm.check_at_rest()
+
+
+@pytest.mark.parametrize("failure", ["missing", "damaged"])
+def test_a_block_that_the_store_has_lost_is_computed_and_not_asked_for_again(failure: str):
+    other = VLLM(disk=100, is_sharing=True)
+    other.run(other.arrive("S", "A", "D"))
+    vllm = VLLM(disk=100, is_sharing=True)
+    vllm.store.blocks.update(other.store.blocks)
+    request = vllm.arrive("S", "A", "D")
+    while vllm.store.questions:
+        vllm.store.answer()
+    vllm.schedule()
+    vllm.store.read_next()
+    vllm.store.read_next()
+    vllm.store.read_next(failure)
+    (told,) = vllm.run(request)
+    assert told["disk"] == 8
+    assert vllm.cache.counters.missing + vllm.cache.counters.damaged == 1
+    vllm.check_at_rest()
+
+
+def test_fetching_that_is_slower_than_computing_is_not_begun():
+    other = VLLM(disk=100, is_sharing=True)
+    other.run(other.arrive("S", "A"))
+    vllm = VLLM(disk=100, is_sharing=True)
+    vllm.store.blocks.update(other.store.blocks)
+    vllm.cache.speeds.from_shared.bandwidth_bytes_per_s = 1.0
+    assert [sources(told) for told in vllm.run(vllm.arrive("S", "A"))] == [(0, 0, 0)]
+    assert not vllm.cache.counters.shared_read_bytes
+
+
 def test_loading_that_looks_slow_is_tried_again_now_and_then():
     vllm = VLLM()
     vllm.run(vllm.arrive("S", "A"))
@@ -1361,6 +1604,8 @@ class AnythingVLLMDoes(RuleBasedStateMachine):
         protect=st.integers(0, 4),
         chunk_blocks=st.integers(1, 3),
         earlier=st.lists(prompts, max_size=2),
+        elsewhere=st.lists(prompts, max_size=2),
+        is_sharing=st.booleans(),
     )
     def begin(
         self,
@@ -1370,6 +1615,8 @@ class AnythingVLLMDoes(RuleBasedStateMachine):
         protect: int,
         chunk_blocks: int,
         earlier: list[tuple[str, ...]],
+        elsewhere: list[tuple[str, ...]],
+        is_sharing: bool,
     ) -> None:
         self.vllm = VLLM(
             self.policy,
@@ -1378,6 +1625,7 @@ class AnythingVLLMDoes(RuleBasedStateMachine):
             disk=disk if host else 0,
             protect=protect,
             chunk_blocks=chunk_blocks,
+            is_sharing=is_sharing,
         )
         self.clock = 0
         self.asked_at: dict[bytes, int] = {}
@@ -1392,6 +1640,10 @@ class AnythingVLLMDoes(RuleBasedStateMachine):
             for name, key in zip(prompt.file_names, prompt.keys, strict=False):
                 self.vllm.disk.named[name] = self.vllm.disk.files[name] = key
                 self.from_earlier.add(name)
+        for documents in elsewhere if self.vllm.has_disk and is_sharing else []:
+            _, prompt = self.vllm.describe(*documents)
+            for name, key in zip(prompt.file_names, prompt.keys, strict=False):
+                self.vllm.store.blocks[name] = key
 
     def one_of(self, things: Sequence[Any], which: int) -> Any:
         return things[which % len(things)]
@@ -1498,6 +1750,12 @@ class AnythingVLLMDoes(RuleBasedStateMachine):
                 vllm.disk.read_next()
             while vllm.disk.writes:
                 vllm.disk.write_next()
+            while vllm.store.questions:
+                vllm.store.answer()
+            while vllm.store.reads:
+                vllm.store.read_next()
+            while vllm.store.writes:
+                vllm.store.write_next()
             for request in [each for each in vllm.running if each.is_prefilled]:
                 vllm.end(request, completed=True)
 
@@ -1562,6 +1820,31 @@ class AnythingVLLMDoes(RuleBasedStateMachine):
         self.vllm.disk.stolen.add(name)
         del self.vllm.disk.files[name]
 
+    @precondition(lambda self: self.vllm.store.questions)
+    @rule()
+    def the_store_answers(self) -> None:
+        self.vllm.store.answer()
+
+    @precondition(lambda self: self.vllm.store.reads)
+    @rule(failure=st.sampled_from([None, None, None, "damaged", "missing"]))
+    def a_block_is_fetched(self, failure: str | None) -> None:
+        self.vllm.store.read_next(failure)
+
+    @precondition(lambda self: self.vllm.store.writes)
+    @rule(failure=st.sampled_from([None, None, None, "full", "unwritable"]))
+    def a_block_is_shared(self, failure: str | None) -> None:
+        self.vllm.store.write_next(failure)
+
+    @precondition(lambda self: self.vllm.store.blocks)
+    @rule(which=whichever)
+    def the_store_loses_a_block(self, which: int) -> None:
+        blocks = self.vllm.store.blocks
+        del blocks[self.one_of(list(blocks), which)]
+
+    @rule(usable=st.booleans())
+    def the_store_goes_or_comes_back(self, usable: bool) -> None:
+        self.vllm.store.is_usable = usable
+
     @rule(stalled=st.booleans(), begun=st.booleans())
     def the_disk_hangs_or_recovers(self, stalled: bool, begun: bool) -> None:
         self.vllm.disk.is_stalled, self.vllm.disk.has_begun_all = stalled, begun
@@ -1582,6 +1865,7 @@ class AnythingVLLMDoes(RuleBasedStateMachine):
         self.clock += 1
         self.forgotten_at[document] = self.clock
         self.vllm.cache.forget([document])
+        self.vllm.store.forget(self.keys_of_document.get(document, set()))
         kept = self.vllm.cache.kept_documents()
         assert document not in [name for one in kept for name in one.documents]
 
@@ -1615,6 +1899,7 @@ class AnythingVLLMDoes(RuleBasedStateMachine):
                     assert key not in in_host, f"{document} is still in the host"
                     kept = [name for name, held in vllm.disk.files.items() if held == key]
                     assert set(kept) <= self.from_earlier, f"{document} is still on disk"
+                    assert key not in vllm.store.blocks.values(), f"{document} is still shared"
 
 
 @pytest.mark.parametrize("policy", ["lru", "pgdsf", "halflife", "s3fifo", "arc"])

@@ -66,6 +66,8 @@ from ragcache_engine.tiers.disk.folder import forget_documents
 from ragcache_engine.tiers.disk.naming import PLAIN
 from ragcache_engine.tiers.disk.tombstones import leave_tombstones
 from ragcache_engine.tiers.kept import KeepOrder, Kept, KeptAnswer, NoRoomToKeep
+from ragcache_engine.tiers.shared.forgotten import ForgottenElsewhere
+from ragcache_engine.tiers.shared.store import SharedStore, StoreAway, open_store
 from ragcache_engine.tiers.tree_snapshot import TreeSnapshot
 from ragcache_engine.tiers.wire import FinishMessage, LookedUp, RequestMessage
 from ragcache_engine.values import (
@@ -143,6 +145,7 @@ class VLLMBackend:
         self._is_borrowing = False
         self._engine_id: str | None = None
         self._disk_threads = DaemonThreads(FORGOTTEN_AT_ONCE, "ragcache-forgetting")
+        self._shared: SharedStore | None = None  # opened when something is forgotten
         self._counters = Counters()
         self._upkeep_numbers = count()
         self._adopted: list[str] = []
@@ -394,7 +397,9 @@ class VLLMBackend:
                 tombstones = await self._disk_threads.run(
                     partial(self._leave_tombstones, document_ids)
                 )
-            except (OSError, ConfigError) as error:
+                if self._budget.shared:
+                    await self._disk_threads.run(partial(self._forget_shared, document_ids))
+            except (OSError, ConfigError, StoreAway) as error:
                 failure = error
         try:
             if not (self._has_tiers and await self._tell_schedulers(llm, document_ids, tombstones)):
@@ -412,13 +417,23 @@ class VLLMBackend:
         if failure:
             raise EngineError(
                 f"this engine forgot the documents, but could not tell other engines that use "
-                f"{self._budget.folder()}: {failure}; mend that (make it writable), and forget them again"
+                f"{self._budget.folder()}"
+                + (f" or {self._budget.shared}" if self._budget.shared else "")
+                + f": {failure}; mend that (make it writable), and forget them again"
             ) from failure
 
     def _leave_tombstones(self, document_ids: Sequence[str]) -> dict[str, int]:
         keys, folder = self._budget.open_keys(), self._budget.folder()
         naming = keys.naming if keys else PLAIN
         return leave_tombstones(folder, map(naming.mark, document_ids))
+
+    def _forget_shared(self, document_ids: Sequence[str]) -> None:
+        """Tell the engines of other hosts, and remove the blocks from what they share."""
+        assert self._budget.shared is not None
+        if self._shared is None:
+            self._shared = open_store(self._budget.shared)
+        forgotten = ForgottenElsewhere(self._budget.folder(), self._shared)
+        forgotten.forget([*map(PLAIN.mark, document_ids)])
 
     def _forget_files(self, document_ids: Sequence[str]) -> None:
         keys, folder = self._budget.open_keys(), self._budget.folder()
@@ -549,6 +564,8 @@ class VLLMBackend:
         if self._engine_id:
             # In case vLLM's processes were killed while they started.
             shared_memory.remove(shared_memory.name_memory(self._engine_id))
+        if self._shared:
+            self._shared.close()
         self._log.close()
 
 

@@ -26,7 +26,8 @@ QUEUES_BYTES = 64 << 20
 class TierBudget:
     """All fields are as in EngineConfig, but these.
 
-    host_bytes: None leaves the choice to `host_bytes_for`. disk_key: as `disk_cache_key` there.
+    host_bytes: None leaves the choice to `host_bytes_for`. disk_key, shared: as `disk_cache_key` and
+      `shared_cache` there.
     recompute_ratio: the share of each borrowed document to compute anew; None borrows nothing.
     any_donors: whether documents may be borrowed from what served prompts left, with donors="any".
     donors_later: whether documents whose donors are missing are computed where they stand, with
@@ -40,6 +41,7 @@ class TierBudget:
     disk_bytes: int = 0
     disk_folder: Path | None = None
     disk_key: str | None = None
+    shared: str | None = None
     reorder_window: int = 32
     cache_depth: int | None = None
     cost_profile: Path | None = None

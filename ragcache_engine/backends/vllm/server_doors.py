@@ -181,4 +181,5 @@ def _budget_of(llm: AsyncLLM) -> TierBudget:
         disk_bytes=settings.disk_bytes,
         disk_folder=Path(settings.disk_folder) if settings.disk_folder else None,
         disk_key=settings.disk_key,
+        shared=settings.shared,
     )

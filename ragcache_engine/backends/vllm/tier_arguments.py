@@ -18,6 +18,7 @@ from ragcache_engine.backends.vllm.tiers.settings import TierSettings
 from ragcache_engine.errors import CannotBorrow
 from ragcache_engine.tiers.disk.key_ring import require_library
 from ragcache_engine.tiers.disk.master_keys import read_master_keys
+from ragcache_engine.tiers.shared.store import open_store
 
 logger = logging.getLogger(__name__)
 
@@ -37,11 +38,14 @@ def build_tier_arguments(
     given: names of the arguments that the user chose.
     Returns nothing, and logs a warning, if the user chose one of TIER_ARGUMENTS or the tree does not
     support the model. Raises CannotBorrow if documents are to be borrowed, and the model or a worker of
-    the user's own forbids it; ConfigError if the disk tier is to be encrypted and there is no key.
+    the user's own forbids it; ConfigError if the disk tier is to be encrypted and there is no key, or if
+    the library of the shared store is missing.
     """
     if budget.disk_key is not None:
         require_library()
         read_master_keys(budget.disk_key)
+    if budget.shared is not None:
+        open_store(budget.shared).close()
     model = arguments.create_model_config()
     if budget.recompute_ratio is not None:
         require_borrowable_model(model)
@@ -68,6 +72,7 @@ def build_tier_arguments(
         disk_bytes=disk_bytes,
         disk_folder=str(budget.folder()) if disk_bytes else None,
         disk_key=budget.disk_key,
+        shared=budget.shared if disk_bytes else None,
         reorder_window=budget.reorder_window,
         cache_depth=budget.cache_depth,
         recompute_ratio=budget.recompute_ratio,

@@ -91,16 +91,7 @@ def write(
     documents: marks of all documents up to and including this block. keys: what to encrypt it with.
     Raises OSError, and leaves no file behind then.
     """
-    nonce = os.urandom(NONCE_BYTES) if keys else b""
-    header = _header(origin, name, documents, payload, keys, nonce)
-    start = MAGIC + len(header).to_bytes(4, "little") + header
-    parts: tuple[bytes | memoryview, ...]
-    if keys is None:
-        checksum = xxh3_128(start)
-        checksum.update(payload)
-        parts = (start, payload, checksum.digest())
-    else:
-        parts = (start, keys.encrypt(owner_in(name), nonce, payload, start))
+    parts = pack(origin, name, documents, payload, keys)
     # The process id alone does not tell writers apart: containers may use the same one, and a process
     # may run several engines.
     unfinished = path.with_name(
@@ -119,6 +110,49 @@ def write(
     return sum(map(len, parts))
 
 
+def pack(
+    origin: Origin,
+    name: str,
+    documents: Sequence[str],
+    payload: memoryview,
+    keys: KeyRing | None = None,
+) -> Sequence[bytes | memoryview]:
+    """Return what a block's file consists of, in order. The arguments are those of `write`."""
+    nonce = os.urandom(NONCE_BYTES) if keys else b""
+    header = _header(origin, name, documents, payload, keys, nonce)
+    start = MAGIC + len(header).to_bytes(4, "little") + header
+    if keys is not None:
+        return start, keys.encrypt(owner_in(name), nonce, payload, start)
+    checksum = xxh3_128(start)
+    checksum.update(payload)
+    return start, payload, checksum.digest()
+
+
+def unpack(
+    content: bytes, origin: Origin, name: str, target: memoryview, keys: KeyRing | None = None
+) -> None:
+    """Copy a block out of its file's content, as `read` does out of the file.
+
+    Raises UnusableFile; then the content of `target` is undefined.
+    """
+    view, fixed = memoryview(content), len(MAGIC) + 4
+    length = _header_bytes(content[:fixed])
+    start, sealed = content[: fixed + length], view[fixed + length :]
+    header = _parse_header(start[fixed:])
+    _require_block(header, origin, name, target, keys, name)
+    if sealed.nbytes != target.nbytes + CHECKSUM_BYTES:
+        raise UnusableFile(f"{name} has another length than it says")
+    if keys is None:
+        payload = sealed[:-CHECKSUM_BYTES]
+        checksum = xxh3_128(start)
+        checksum.update(payload)
+        if sealed[-CHECKSUM_BYTES:] != checksum.digest():
+            raise UnusableFile(f"{name} is damaged")
+        target[:] = payload
+    elif not keys.decrypt(owner_in(name), _read_nonce(header), sealed, start, target):
+        raise UnusableFile(f"{name} is damaged, or its key is gone")
+
+
 def read(
     path: Path, origin: Origin, name: str, target: memoryview, keys: KeyRing | None = None
 ) -> int:
@@ -129,12 +163,7 @@ def read(
     """
     with _open_regular(path) as file:
         start, header = _read_header(file.fileno())
-        if header.get("origin") != origin.as_dict() or header.get("name") != name:
-            raise UnusableFile(f"{path} holds another block")
-        if header.get("payload_bytes") != target.nbytes:
-            raise UnusableFile(f"{path} holds a block of another size")
-        if header.get("keys") != (None if keys is None else keys.id):
-            raise UnusableFile(f"{path} is encrypted otherwise")
+        _require_block(header, origin, name, target, keys, path)
         if keys is None:
             checksum = xxh3_128(start)
             _read_into(file.fileno(), target)
@@ -149,6 +178,23 @@ def read(
         if os.read(file.fileno(), 1):
             raise UnusableFile(f"{path} is longer than it says")
     return len(start) + target.nbytes + CHECKSUM_BYTES
+
+
+def _require_block(
+    header: Mapping[str, Any],
+    origin: Origin,
+    name: str,
+    target: memoryview,
+    keys: KeyRing | None,
+    where: Path | str,
+) -> None:
+    """Raise UnusableFile unless a header is that of this block."""
+    if header.get("origin") != origin.as_dict() or header.get("name") != name:
+        raise UnusableFile(f"{where} holds another block")
+    if header.get("payload_bytes") != target.nbytes:
+        raise UnusableFile(f"{where} holds a block of another size")
+    if header.get("keys") != (None if keys is None else keys.id):
+        raise UnusableFile(f"{where} is encrypted otherwise")
 
 
 def _read_nonce(header: Mapping[str, Any]) -> bytes:
@@ -229,19 +275,28 @@ def _header(
 def _read_header(descriptor: int) -> tuple[bytes, dict[str, Any]]:
     """Read up to the payload; return the bytes read, and the header parsed from them."""
     start = _read_exactly(descriptor, len(MAGIC) + 4)
+    text = _read_exactly(descriptor, _header_bytes(start))
+    return start + text, _parse_header(text)
+
+
+def _header_bytes(start: bytes) -> int:
+    """Return how many bytes a header has. start: all before it."""
     if not start.startswith(MAGIC):
         raise UnusableFile("not a block file, or of another format version")
     length = int.from_bytes(start[-4:], "little")
     if length > LONGEST_HEADER_BYTES:
         raise UnusableFile("its header is too long to be one")
-    text = _read_exactly(descriptor, length)
+    return length
+
+
+def _parse_header(text: bytes) -> dict[str, Any]:
     try:
         header = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise UnusableFile("its header is damaged") from error
     if not isinstance(header, dict):
         raise UnusableFile("its header is damaged")
-    return start + text, header
+    return header
 
 
 def _read_exactly(descriptor: int, length: int) -> bytes:

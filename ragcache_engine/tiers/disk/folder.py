@@ -20,7 +20,7 @@ import stat
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import NamedTuple
 
@@ -247,8 +247,12 @@ class DiskFolder:
         """Give up the claim to the quota. The files stay."""
         self._claim.close()
 
+    def forbids(self, documents: Sequence[str]) -> bool:
+        """Return whether blocks computed from documents with these marks are to be dropped."""
+        return self._tombstones.forbid(documents)
+
     def _require_remembered(self, documents: Sequence[str]) -> None:
-        if self._tombstones.forbid(documents):
+        if self.forbids(documents):
             raise DocumentForgotten("a document was forgotten that the block was computed from")
 
     def _remove_file(self, path: Path) -> None:
@@ -329,7 +333,11 @@ def forget_documents(folder: Path, document_ids: Iterable[str], keys: KeyRing | 
     removed as well, because it may have been computed from one of them.
     """
     naming = keys.naming if keys else PLAIN
-    marks = {naming.mark(document_id) for document_id in document_ids}
+    return forget_marks(folder, {naming.mark(document_id) for document_id in document_ids}, keys)
+
+
+def forget_marks(folder: Path, marks: Set[str], keys: KeyRing | None = None) -> int:
+    """Do what `forget_documents` does, for documents of which only the marks are known."""
     forget_kept(folder, marks)
     removed = 0
     for path in (file.path for file in _list_files(folder)):

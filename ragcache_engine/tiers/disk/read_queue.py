@@ -55,6 +55,15 @@ class ReadQueue(Generic[T]):
             self._running[threading.get_ident()] = time.monotonic()
             return queue.popitem(last=False)[1]
 
+    def take_more(self, most: int) -> list[T]:
+        """Begin reads beside the one just taken, as far as some wait, without waiting for any."""
+        with self._changed:
+            taken: list[T] = []
+            while len(self) and len(taken) < most:
+                queue = self._urgent or self._ordinary
+                taken.append(queue.popitem(last=False)[1])
+            return taken
+
     @property
     def running(self) -> int:
         """How many reads are running."""

@@ -83,6 +83,13 @@ class _Releasing:
     entries: Sequence[str]
 
 
+class _Looking:
+    pass
+
+
+_LOOK = _Looking()
+
+
 class DiskTransfers:
     """Runs copies on threads: several that read, and one that writes, in the order of the calls.
 
@@ -102,7 +109,14 @@ class DiskTransfers:
         self._is_known = is_known
         self._reads: ReadQueue[BlockCopy] = ReadQueue()
         self._writes: SimpleQueue[
-            BlockCopy | str | Mapping[str, int] | _Forgetting | KeptFile | _Releasing | None
+            BlockCopy
+            | str
+            | Mapping[str, int]
+            | _Forgetting
+            | KeptFile
+            | _Releasing
+            | _Looking
+            | None
         ] = SimpleQueue()
         self._forgotten: SimpleQueue[dict[str, int]] = SimpleQueue()
         self._finished: SimpleQueue[FinishedCopy] = SimpleQueue()
@@ -200,6 +214,10 @@ class DiskTransfers:
         """
         return self._folder.kept.count_of_others(but)
 
+    def look_soon(self) -> None:
+        """Look around in the folder now. Any thread."""
+        self._writes.put(_LOOK)
+
     def take_finished(self) -> list[FinishedCopy]:
         """Return the copies that have ended since the last call, in the order in which they ended."""
         ended: list[FinishedCopy] = []
@@ -262,6 +280,9 @@ class DiskTransfers:
                 continue
             if copy is None:
                 return
+            if isinstance(copy, _Looking):
+                self._look_around()
+                continue
             if isinstance(copy, Mapping):
                 self._folder.note_forgotten(copy)
                 continue

@@ -33,11 +33,15 @@ from ragcache_engine.backends.vllm.tiers.settings import TierSettings
 from ragcache_engine.backends.vllm.tiers.weights import UnknownWeights
 from ragcache_engine.errors import ConfigError
 from ragcache_engine.knowledge import CostProfile, policy_of_tiers
+from ragcache_engine.tiers.disk.block_file import Origin
 from ragcache_engine.tiers.disk.folder import DiskFolder
 from ragcache_engine.tiers.disk.key_ring import FOLDER as KEYS_FOLDER
-from ragcache_engine.tiers.disk.transfers import DiskTransfers
+from ragcache_engine.tiers.disk.transfers import DiskTransfers, SlotMemory
 from ragcache_engine.tiers.host_slots import HostSlots
 from ragcache_engine.tiers.manager import CacheManager
+from ragcache_engine.tiers.shared.forgotten import ForgottenElsewhere
+from ragcache_engine.tiers.shared.store import StoreAway, open_store
+from ragcache_engine.tiers.shared.transfers import SharedTransfers, first_line
 
 logger = logging.getLogger(__name__)
 
@@ -176,11 +180,51 @@ class TierSpec(TieringOffloadingSpec):
         size = self.kv_bytes_per_chunk
         flat = rows.cast("B")
         undo.callback(flat.release)
-        transfers = DiskTransfers(
-            folder, lambda slot: flat[slot * size : (slot + 1) * size], cache.knows_file
-        )
+
+        def slots(slot: int) -> memoryview:
+            return flat[slot * size : (slot + 1) * size]
+
+        transfers = DiskTransfers(folder, slots, cache.knows_file)
         undo.callback(transfers.close)
-        cache.attach_disk(transfers, folder.naming)
+        shared = self._open_shared(folder, transfers, origin, slots)
+        if shared:
+            undo.callback(shared.close)
+        cache.attach_disk(transfers, folder.naming, shared)
+
+    def _open_shared(
+        self, folder: DiskFolder, transfers: DiskTransfers, origin: Origin, slots: SlotMemory
+    ) -> SharedTransfers | None:
+        """Return the copies to and from the shared store; None without one, or if it cannot be used."""
+        url = self._settings.shared
+        if url is None:
+            return None
+        try:
+            store = open_store(url)
+            forgotten = ForgottenElsewhere(folder.folder, store)
+        except (ConfigError, OSError) as error:
+            logger.warning(
+                "the shared cache is switched off: %s. Requests are still answered", error
+            )
+            return None
+        try:
+            # First of all: this host may hold what others forgot while it was away.
+            forgotten.catch_up()
+            if warning := store.describe_risk():
+                logger.warning("%s", warning)
+        except (StoreAway, OSError) as error:
+            logger.warning(
+                "the shared cache does not answer yet: %s. What other hosts have forgotten meanwhile is "
+                "forgotten here once it does",
+                first_line(error),
+            )
+        return SharedTransfers(
+            store,
+            origin,
+            slots,
+            forbids=folder.forbids,
+            forgotten=forgotten,
+            look_soon=transfers.look_soon,
+        )
 
     def _claim_memory(self) -> None:
         """Make the host tier's memory before vLLM would, so that it is locked from its first moment."""

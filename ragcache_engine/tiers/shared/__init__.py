@@ -1,0 +1,1 @@
+"""A store that the engines of several hosts share, below their own disks."""

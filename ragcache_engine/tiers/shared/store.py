@@ -1,0 +1,115 @@
+"""What a shared store has to do, whatever library is behind it.
+
+A store holds blocks under `<digest of the origin>/<name>`, byte for byte as a disk cache's files are, and
+marks of documents that were forgotten. It loses what it likes, at any time: a block that is gone is a
+miss. Only the marks must stay.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+from ragcache_engine.errors import ConfigError
+from ragcache_engine.tiers.shared.address import PASSWORD, REDIS_SCHEMES, read_address
+
+
+class StoreAway(Exception):
+    """The store does not answer, or not in time, or not as it should. Blocks in it count as missing."""
+
+
+class StoreFull(Exception):
+    """The store takes nothing more. What it holds can be read."""
+
+
+class StoredBlock(NamedTuple):
+    """A block on its way to the store.
+
+    key: `<digest of the origin>/<name>`. marks: of all documents that it was computed from. content: as a
+    disk cache's file has it.
+    """
+
+    key: str
+    marks: Sequence[str]
+    content: bytes
+
+
+class SharedStore(Protocol):
+    """The door to a store. Any thread may call any method; each raises StoreAway.
+
+    label: what to call the store in messages; without secrets.
+    blocks_at_once: how many blocks one read or write should ask for. readers: how many reads should run
+      at once.
+    """
+
+    label: str
+    blocks_at_once: int
+    readers: int
+
+    def holds(self, keys: Sequence[str]) -> list[bool]:
+        """Return for each block whether the store has it."""
+        ...
+
+    def read(self, keys: Sequence[str]) -> list[bytes | None]:
+        """Return the blocks' contents; None for each that the store lacks."""
+        ...
+
+    def write(self, blocks: Sequence[StoredBlock]) -> None:
+        """Store blocks, and first by which marks `forget` finds them. Raises StoreFull."""
+        ...
+
+    def remove(self, keys: Sequence[str]) -> None:
+        """Remove blocks."""
+        ...
+
+    def forget(self, marks: Sequence[str]) -> dict[str, str]:
+        """Leave a tombstone for each mark, then remove all blocks of these marks, whatever their origin.
+
+        Returns the tombstones' stamps. A stamp says nothing but that a later one differs: the clocks of
+        hosts do.
+        """
+        ...
+
+    def tombstones(self) -> Mapping[str, str]:
+        """Return the stamps of all tombstones, by mark."""
+        ...
+
+    def stamps(self, marks: Sequence[str]) -> list[str | None]:
+        """Return the stamps of these marks' tombstones; None for each that has none."""
+        ...
+
+    def describe_risk(self) -> str | None:
+        """Return what to change if the store may lose tombstones; None if nothing seems wrong."""
+        ...
+
+    def tidy(self) -> None:
+        """Remove what is older than its time, or more than the quota, unless the store does so itself."""
+        ...
+
+    def close(self) -> None:
+        """Close all connections."""
+        ...
+
+
+def open_store(url: str) -> SharedStore:
+    """Return the door to the store of this URL; it connects with the first call.
+
+    Raises ConfigError for a wrong URL, or without the library behind it.
+    """
+    address = read_address(url)
+    try:
+        if address.scheme in REDIS_SCHEMES:
+            from ragcache_engine.tiers.shared.redis_store import RedisStore
+
+            return RedisStore(address, os.environ.get(PASSWORD))
+        from ragcache_engine.tiers.shared.object_store import open_object_store
+
+        return open_object_store(address)
+    except ModuleNotFoundError as error:
+        if error.name not in ("redis", "obstore"):
+            raise
+        raise ConfigError(
+            f"shared_cache={address.url} needs the library {error.name}: "
+            'pip install "ragcache-integrations[shared]"'
+        ) from error

@@ -1,0 +1,150 @@
+"""Engines of several hosts share a store on real vLLM: equal tokens, nothing forgotten, no wait for it.
+
+A host is an engine with a folder of its own.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from shared_stores import RedisServer, running_redis, running_store
+
+from ragcache_engine import Document, EngineConfig, RAGCacheEngine, SamplingOptions
+from ragcache_engine.tiers.shared.store import open_store
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
+
+TEMPLATE = "Use the report.\n\n{context}\n\nQuestion: {question}\nAnswer:"
+
+
+def report(name: str, lines: int = 40) -> Document:
+    return Document(
+        name, " ".join(f"Item {line} of {name} weighs {line} kg." for line in range(lines))
+    )
+
+
+@contextmanager
+def host(model: str, folder: Path, url: str, **settings: Any) -> Iterator[RAGCacheEngine]:
+    config = EngineConfig(
+        model=model,
+        backend="vllm",
+        device_cache="100MiB",
+        host_cache="100MiB",
+        disk_cache="200MiB",
+        disk_cache_dir=folder,
+        shared_cache=url,
+        vllm_args={"dtype": "float32", "max_model_len": 1536},
+        **settings,
+    )
+    with RAGCacheEngine(config) as engine:
+        yield engine
+
+
+def ask(engine: RAGCacheEngine, document: Document) -> tuple[str, int]:
+    """Return an answer, and how many of its prompt's tokens came from any tier."""
+    prompt = TEMPLATE.format(context=document.text, question="Which item weighs most?")
+    answer = engine.generate(prompt, [document], SamplingOptions(max_tokens=8))
+    return answer.text, answer.usage.cached.total
+
+
+def wait_until_stored(engine: RAGCacheEngine, url: str, blocks: int) -> None:
+    """Wait until the engine has given the store so many blocks more; each step of vLLM offers some."""
+    size = 0
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        ask(engine, Document("short", "Nothing else."))  # results are told with answers
+        size = engine.stats().tiers.shared_written_bytes
+        if size >= blocks * 300_000:
+            return
+        time.sleep(0.1)
+    raise AssertionError(f"only {size} bytes were stored in {url}")
+
+
+@pytest.mark.parametrize("kind", ["redis", "s3"])
+def test_a_document_that_one_host_computed_is_fetched_by_another_to_the_same_token(
+    demo_model: str, tmp_path: Path, kind: str
+):
+    with ExitStack() as stack:
+        url = stack.enter_context(running_store(kind, tmp_path))
+        first = stack.enter_context(host(demo_model, tmp_path / "first", url))
+        expected = {name: ask(first, report(name))[0] for name in ("tides", "winds")}
+        wait_until_stored(first, url, 40)
+        second = stack.enter_context(host(demo_model, tmp_path / "second", url))
+        for name, text in expected.items():
+            answer, cached = ask(second, report(name))
+            assert answer == text
+            assert cached > 300
+        tiers = second.stats().tiers
+        assert tiers.shared_tokens > 600
+        assert tiers.shared_read_bytes > 10_000_000
+        assert tiers.computed_tokens < 400
+
+        # What one host forgets, no other one serves.
+        first.forget(["tides"])
+        store = open_store(url)
+        assert set(store.tombstones())
+        store.close()
+        deadline = time.monotonic() + 30
+        while time.monotonic() < deadline and second.stats().tiers.forgotten < 1:
+            ask(second, report("winds"))
+            time.sleep(0.2)
+        answer, cached = ask(second, report("tides"))
+        assert answer == expected["tides"]
+        assert cached < 100
+        assert ask(second, report("winds"))[1] > 300
+
+
+def test_a_store_that_hangs_dies_and_comes_back_empty_costs_time_and_no_answer(
+    demo_model: str, tmp_path: Path
+):
+    with running_redis() as server, host(demo_model, tmp_path, server.url) as engine:
+        expected = ask(engine, report("tides"))[0]
+        server.pause()
+        for number in range(3):
+            started = time.monotonic()
+            ask(engine, report(f"while it hangs {number}"))
+            assert time.monotonic() - started < 60
+        server.kill()
+        assert ask(engine, report("tides"))[0] == expected
+        ask(engine, report("while it is gone"))
+        again = RedisServer(port=server.port)
+        try:
+            deadline = time.monotonic() + 90
+            written = engine.stats().tiers.shared_written_bytes
+            number = 0
+            while time.monotonic() < deadline:
+                ask(engine, report(f"new {number}"))
+                number += 1
+                if engine.stats().tiers.shared_written_bytes > written:
+                    break
+            assert engine.stats().tiers.shared_written_bytes > written
+            assert ask(engine, report("tides"))[0] == expected
+        finally:
+            again.kill()
+
+
+def test_a_store_that_lies_is_not_believed(demo_model: str, tmp_path: Path):
+    import redis
+
+    with ExitStack() as stack:
+        server = stack.enter_context(running_redis())
+        first = stack.enter_context(host(demo_model, tmp_path / "first", server.url))
+        expected = ask(first, report("tides"))[0]
+        wait_until_stored(first, server.url, 20)
+        client = redis.Redis(port=server.port)
+        for place, key in enumerate(sorted(client.keys("ragcache:b:*"))):
+            content = bytearray(client.get(key) or b"")
+            if place % 3 == 0:
+                content[len(content) // 2] ^= 1
+                client.set(key, bytes(content))
+            elif place % 3 == 1:
+                client.set(key, bytes(content[: len(content) // 2]))
+        client.close()
+        second = stack.enter_context(host(demo_model, tmp_path / "second", server.url))
+        assert ask(second, report("tides"))[0] == expected
+        assert second.stats().tiers.damaged > 0

@@ -1,0 +1,130 @@
+"""What one host forgets, every other host that shares its store forgets, and forgets it once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from shared_stores import RedisServer, running_store
+
+from ragcache_engine.tiers.disk.block_file import Origin
+from ragcache_engine.tiers.disk.folder import DiskFolder
+from ragcache_engine.tiers.disk.naming import PLAIN
+from ragcache_engine.tiers.disk.tombstones import leave_tombstones
+from ragcache_engine.tiers.shared.forgotten import ForgottenElsewhere
+from ragcache_engine.tiers.shared.store import SharedStore, open_store
+
+OURS = Origin("weights", "configuration", "bfloat16", 16, "NHD", "vllm")
+D1, D2 = PLAIN.mark("d1"), PLAIN.mark("d2")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[SharedStore]:
+    with running_store("file", tmp_path) as url:
+        store = open_store(url)
+        yield store
+        store.close()
+
+
+class Host:
+    """A host with a disk cache."""
+
+    def __init__(self, folder: Path, store: SharedStore) -> None:
+        self.folder = folder
+        self.disk = DiskFolder(folder, OURS, 10**6)
+        self.forgotten = ForgottenElsewhere(folder, store)
+
+    def keep(self, number: int, mark: str) -> str:
+        name = f"{number:040x}"
+        self.disk.write(name, [mark], memoryview(bytes(100)), lambda name: False)
+        return name
+
+    def forget(self, mark: str) -> None:
+        self.disk.note_forgotten(leave_tombstones(self.folder, [mark]))
+        self.forgotten.forget([mark])
+
+    def has(self, name: str) -> bool:
+        self.disk.refresh()
+        return self.disk.holds(name)
+
+
+def test_another_host_removes_its_files_and_tells_its_engines(tmp_path: Path, store: SharedStore):
+    here, there = Host(tmp_path / "here", store), Host(tmp_path / "there", store)
+    gone, stays = there.keep(1, D1), there.keep(2, D2)
+    here.forget(D1)
+    assert there.forgotten.catch_up()
+    assert not there.has(gone)
+    assert there.has(stays)
+    assert set(there.disk.find_forgotten()) == {D1}
+    assert there.disk.forbids([D1])
+    assert not there.disk.forbids([D2])
+
+
+def test_each_forgetting_is_acted_upon_once_and_not_by_who_forgot(
+    tmp_path: Path, store: SharedStore
+):
+    here, there = Host(tmp_path / "here", store), Host(tmp_path / "there", store)
+    here.forget(D1)
+    assert not here.forgotten.catch_up()
+    assert here.disk.find_forgotten() == {}
+    assert there.forgotten.catch_up()
+    assert not there.forgotten.catch_up()
+    there.disk.note_forgotten(there.disk.find_forgotten())
+    fresh = there.keep(1, D1)  # computed since
+    assert not there.forgotten.catch_up()
+    assert there.has(fresh)
+    here.forget(D1)
+    assert there.forgotten.catch_up()
+    assert not there.has(fresh)
+
+
+def test_engines_of_one_host_act_together(tmp_path: Path, store: SharedStore):
+    here = Host(tmp_path / "here", store)
+    one = ForgottenElsewhere(tmp_path / "there", store)
+    other = ForgottenElsewhere(tmp_path / "there", store)
+    here.forget(D1)
+    assert one.catch_up()
+    assert not other.catch_up()
+    assert other.has_acted_upon([D1])
+
+
+def test_a_host_that_was_away_catches_up(tmp_path: Path, store: SharedStore):
+    there = Host(tmp_path / "there", store)
+    gone = there.keep(1, D1)
+    there.disk.close()
+    Host(tmp_path / "here", store).forget(D1)
+    ForgottenElsewhere(tmp_path / "there", store).catch_up()
+    again = Host(tmp_path / "there", store)
+    assert not again.has(gone)
+
+
+def test_nothing_may_be_stored_before_the_host_has_acted(tmp_path: Path, store: SharedStore):
+    here, there = Host(tmp_path / "here", store), Host(tmp_path / "there", store)
+    assert there.forgotten.has_acted_upon([D1, D2])
+    here.forget(D1)
+    assert here.forgotten.has_acted_upon([D1, D2])
+    assert not there.forgotten.has_acted_upon([D2, D1])
+    assert there.forgotten.has_acted_upon([D2])
+    there.forgotten.catch_up()
+    assert there.forgotten.has_acted_upon([D2, D1])
+
+
+def test_a_store_that_lost_everything_is_told_again(tmp_path: Path):
+    server = RedisServer()
+    store = open_store(server.url)
+    here = Host(tmp_path / "here", store)
+    here.forget(D1)
+    server.kill()
+    again = RedisServer(port=server.port)
+    try:
+        there = Host(tmp_path / "there", store)
+        gone = there.keep(1, D1)
+        assert not there.forgotten.catch_up(), "nobody can know"
+        here.forgotten.catch_up()
+        assert here.disk.find_forgotten() == {}, "it has forgotten already"
+        assert there.forgotten.catch_up()
+        assert not there.has(gone)
+    finally:
+        store.close()
+        again.kill()

@@ -1,0 +1,359 @@
+"""Copies to and from a shared store: late, on other threads, and never wrong."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from ragcache_engine.tiers.disk.block_file import Origin, pack
+from ragcache_engine.tiers.disk.transfers import BlockCopy, FinishedCopy
+from ragcache_engine.tiers.shared import transfers as module
+from ragcache_engine.tiers.shared.forgotten import ForgottenElsewhere
+from ragcache_engine.tiers.shared.store import SharedStore, StoreAway, StoredBlock, StoreFull
+from ragcache_engine.tiers.shared.transfers import SharedTransfers
+
+ORIGIN = Origin("weights", "configuration", "bfloat16", 16, "NHD", "vllm")
+SIZE, SLOTS = 1000, 40
+
+
+def name_of(number: int) -> str:
+    return f"{number:040x}"
+
+
+def content_of(number: int) -> bytes:
+    return bytes([number]) * SIZE
+
+
+def key_of(number: int) -> str:
+    return f"{ORIGIN.digest()}/{name_of(number)}"
+
+
+def packed(number: int, marks: Sequence[str] = ()) -> bytes:
+    return b"".join(pack(ORIGIN, name_of(number), marks, memoryview(content_of(number))))
+
+
+class DictStore(SharedStore):
+    """A store in memory that fails as a test wants. calls: how often it was asked for anything."""
+
+    label, blocks_at_once, readers = "dict://", 4, 2
+
+    def __init__(self) -> None:
+        self.blocks: dict[str, bytes] = {}
+        self.marks: dict[str, set[str]] = {}
+        self.forgotten: dict[str, str] = {}
+        self.failure: Exception | None = None
+        self.may_answer = threading.Event()
+        self.may_answer.set()
+        self.calls = self.forgets = 0
+        self.after_write: Callable[[], object] = lambda: None
+
+    def _call(self) -> None:
+        self.calls += 1
+        self.may_answer.wait(20)
+        if self.failure:
+            raise self.failure
+
+    def holds(self, keys: Sequence[str]) -> list[bool]:
+        self._call()
+        return [key in self.blocks for key in keys]
+
+    def read(self, keys: Sequence[str]) -> list[bytes | None]:
+        self._call()
+        return [self.blocks.get(key) for key in keys]
+
+    def write(self, blocks: Sequence[StoredBlock]) -> None:
+        self._call()
+        for block in blocks:
+            self.blocks[block.key] = block.content
+            self.marks[block.key] = set(block.marks)
+        self.after_write()
+
+    def remove(self, keys: Sequence[str]) -> None:
+        for key in keys:
+            self.blocks.pop(key, None)
+
+    def forget(self, marks: Sequence[str]) -> dict[str, str]:
+        self.forgets += 1
+        stamps = dict.fromkeys(marks, str(self.forgets))
+        self.forgotten |= stamps
+        self.remove([key for key, of in self.marks.items() if of & set(marks)])
+        return stamps
+
+    def tombstones(self) -> Mapping[str, str]:
+        self._call()
+        return dict(self.forgotten)
+
+    def stamps(self, marks: Sequence[str]) -> list[str | None]:
+        return [self.forgotten.get(mark) for mark in marks]
+
+    def describe_risk(self) -> str | None:
+        return None
+
+    def tidy(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class Engine:
+    """What the scheduler's process does with a store. forbidden: marks that this host has forgotten."""
+
+    def __init__(self, store: DictStore, folder: Path) -> None:
+        self.memory = bytearray(SIZE * SLOTS)
+        self.forbidden: set[str] = set()
+        self.looks = 0
+        self.shared = SharedTransfers(
+            store,
+            ORIGIN,
+            self.slot,
+            forbids=lambda marks: bool(self.forbidden & set(marks)),
+            forgotten=ForgottenElsewhere(folder, store),
+            look_soon=self.look_soon,
+        )
+
+    def look_soon(self) -> None:
+        self.looks += 1
+
+    def slot(self, number: int) -> memoryview:
+        return memoryview(self.memory)[number * SIZE : (number + 1) * SIZE]
+
+    def put(self, number: int, *marks: str) -> None:
+        self.slot(number)[:] = content_of(number)
+        self.shared.write(BlockCopy(name_of(number), number, marks))
+
+    def fetch(self, *numbers: int) -> None:
+        for number in numbers:
+            self.shared.read(BlockCopy(name_of(number), number))
+
+    def wait(self, copies: int) -> list[FinishedCopy]:
+        """Wait until so many copies have ended."""
+        done: list[FinishedCopy] = []
+        deadline = time.monotonic() + 20
+        while len(done) < copies and time.monotonic() < deadline:
+            done += self.shared.take_finished()
+            time.sleep(0.002)
+        assert len(done) == copies
+        return done
+
+    def ask(self, *numbers: int) -> list[bool | None]:
+        names = [name_of(number) for number in numbers]
+        self.shared.ask(names)
+        deadline = time.monotonic() + 20
+        while self.shared.is_asking and time.monotonic() < deadline:
+            self.shared.take_answers()
+            time.sleep(0.002)
+        return [self.shared.has(name) for name in names]
+
+
+@pytest.fixture
+def store() -> DictStore:
+    return DictStore()
+
+
+@pytest.fixture
+def engine(store: DictStore, tmp_path: Path) -> Iterator[Engine]:
+    engine = Engine(store, tmp_path)
+    yield engine
+    store.may_answer.set()
+    engine.shared.close()
+
+
+def test_what_is_stored_is_found_and_fetched(store: DictStore, engine: Engine, tmp_path: Path):
+    for number in range(10):
+        engine.put(number, "d1")
+    done = engine.wait(10)
+    assert all(copy.failure is None and copy.size_bytes > SIZE for copy in done)
+    assert store.blocks[key_of(3)] == packed(3, ["d1"])
+    other = Engine(store, tmp_path / "other")
+    assert other.ask(3, 4, 11) == [True, True, False]
+    other.fetch(*range(10))
+    done = other.wait(10)
+    assert all(copy.is_read and copy.failure is None for copy in done)
+    assert other.slot(3) == content_of(3)
+    assert (other.shared.pending_reads, engine.shared.pending_writes) == (0, 0)
+    other.shared.close()
+
+
+def test_nothing_is_known_while_it_is_asked_for(store: DictStore, engine: Engine):
+    store.may_answer.clear()
+    engine.shared.ask([name_of(1)])
+    assert engine.shared.has(name_of(1)) is None
+    assert engine.shared.is_asking
+    store.may_answer.set()
+    assert engine.ask(1) == [False]
+
+
+def test_an_answer_holds_for_a_while(store: DictStore, engine: Engine):
+    engine.ask(1, 2)
+    calls = store.calls
+    assert engine.ask(1, 2) == [False, False]
+    assert store.calls == calls
+
+
+def test_what_the_store_has_already_is_not_sent_again(store: DictStore, engine: Engine):
+    store.blocks[key_of(1)] = packed(1)
+    engine.put(1)
+    (done,) = engine.wait(1)
+    assert done.failure is None
+    assert not store.marks
+
+
+@pytest.mark.parametrize("harm", ["cut", "flipped", "another's", "nothing"])
+def test_a_harmed_block_is_refused_and_removed(store: DictStore, engine: Engine, harm: str):
+    whole = packed(1)
+    store.blocks[key_of(1)] = {
+        "cut": whole[: len(whole) // 2],
+        "flipped": whole[:400] + bytes([whole[400] ^ 1]) + whole[401:],
+        "another's": packed(2),
+        "nothing": b"",
+    }[harm]
+    engine.fetch(1)
+    (done,) = engine.wait(1)
+    assert done.failure == "damaged"
+    assert key_of(1) not in store.blocks
+    assert engine.shared.find_lost([name_of(0), name_of(1)]) == 1
+    assert engine.shared.has(name_of(1)) is False
+
+
+def test_a_block_that_is_gone_is_missing(engine: Engine):
+    engine.fetch(1)
+    (done,) = engine.wait(1)
+    assert done.failure == "missing"
+    assert engine.shared.find_lost([name_of(1)]) == 0
+    assert engine.shared.find_lost([name_of(2)]) is None
+
+
+def test_a_read_that_has_not_begun_is_taken_back(store: DictStore, engine: Engine):
+    store.may_answer.clear()
+    engine.fetch(*range(20))
+    assert engine.shared.cancel_read(name_of(19))
+    assert not engine.shared.cancel_read(name_of(19))
+    assert engine.shared.pending_reads == 19
+    store.may_answer.set()
+    engine.wait(19)
+
+
+# -- a store that fails ----------------------------------------------------------------------------
+
+
+def test_a_store_that_is_away_is_asked_again_after_a_while(
+    store: DictStore, engine: Engine, monkeypatch: pytest.MonkeyPatch
+):
+    store.failure = StoreAway("gone")
+    engine.fetch(1)
+    (done,) = engine.wait(1)
+    assert done.failure == "missing"
+    assert not engine.shared.is_usable
+    assert engine.shared.queued_reads is None
+    assert not engine.shared.lacks(name_of(2))
+    engine.shared.ask([name_of(2)])
+    assert engine.shared.has(name_of(2)) is False
+    store.failure = None
+    now_s = time.monotonic()
+    monkeypatch.setattr(module.time, "monotonic", lambda: now_s + 10)
+    assert engine.shared.is_usable
+    store.blocks[key_of(1)] = packed(1)
+    engine.fetch(1)
+    monkeypatch.undo()
+    assert engine.wait(1)[0].failure is None
+
+
+def test_a_store_that_hangs_holds_nobody_up(
+    store: DictStore, engine: Engine, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(module, "STALLED_S", 0.05)
+    store.may_answer.clear()
+    engine.fetch(1)
+    deadline = time.monotonic() + 20
+    while engine.shared.is_usable and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not engine.shared.is_usable
+    assert not engine.shared.is_asking
+    store.may_answer.set()
+    engine.wait(1)
+    assert engine.shared.is_usable
+
+
+def test_a_full_store_is_given_nothing_more_for_a_while_and_still_read(
+    store: DictStore, engine: Engine
+):
+    store.failure = StoreFull("no memory")
+    engine.put(1)
+    (done,) = engine.wait(1)
+    assert done.failure == "full"
+    assert not engine.shared.lacks(name_of(2))
+    assert not engine.shared.is_stored(name_of(1))
+    store.failure = None
+    store.blocks[key_of(3)] = packed(3)
+    engine.fetch(3)
+    assert engine.wait(1)[0].failure is None
+
+
+def test_a_store_that_only_lets_read_is_read(store: DictStore, engine: Engine):
+    store.blocks[key_of(3)] = packed(3)
+    store.failure = PermissionError("read only")
+    engine.put(1)
+    assert engine.wait(1)[0].failure == "unwritable"
+    store.failure = None
+    assert engine.shared.is_usable
+    engine.fetch(3)
+    assert engine.wait(1)[0].failure is None
+
+
+def test_no_more_blocks_wait_than_a_slow_store_can_take(store: DictStore, engine: Engine):
+    store.may_answer.clear()
+    engine.slot(0)[:] = content_of(0)
+    for number in range(module.MOST_PUSHES):
+        assert engine.shared.lacks(name_of(number))
+        engine.shared.write(BlockCopy(name_of(number), 0))
+    assert not engine.shared.lacks(name_of(module.MOST_PUSHES))
+    store.may_answer.set()
+    engine.wait(module.MOST_PUSHES)
+
+
+# -- forgetting ------------------------------------------------------------------------------------
+
+
+def test_a_document_that_this_host_forgot_is_not_stored(store: DictStore, engine: Engine):
+    engine.forbidden.add("d1")
+    engine.put(1, "d1")
+    engine.put(2, "d2")
+    assert {copy.copy.slot: copy.failure for copy in engine.wait(2)} == {1: "forgotten", 2: None}
+    assert set(store.blocks) == {key_of(2)}
+
+
+def test_a_document_that_another_host_forgot_is_not_stored_before_this_one_has_acted(
+    store: DictStore, engine: Engine
+):
+    store.forget(["d1"])
+    engine.put(1, "d1")
+    assert engine.wait(1)[0].failure == "forgotten"
+    assert not store.blocks
+
+
+def test_a_document_forgotten_while_it_was_stored_is_removed_again(
+    store: DictStore, engine: Engine
+):
+    # Whoever forgets has listed the blocks before this one came.
+    store.after_write = lambda: store.forgotten.update(d1="7")
+    engine.put(1, "d1")
+    assert engine.wait(1)[0].failure == "forgotten"
+    assert not store.blocks
+
+
+def test_what_other_hosts_forget_is_heard_of_and_the_folder_looked_at(
+    store: DictStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(module, "LOOK_S", 0.01)
+    engine = Engine(store, tmp_path)
+    store.forget(["d1"])
+    deadline = time.monotonic() + 20
+    while not engine.looks and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert engine.looks == 1
+    engine.shared.close()
