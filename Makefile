@@ -102,7 +102,7 @@ bench-parts: $(READY) ## RAGCache with one part changed at a time (about 9 minut
 	@$(PYTHON) benchmarks/compare.py --parts
 
 # Extras that are tried in an environment each; `dist-cpu` tries those that want a model.
-EACH := client dashboard encryption fleet index langchain llamaindex examples
+EACH := client dashboard encryption fleet index langchain llamaindex shared examples
 
 .PHONY: dist
 dist: ## build wheel and source archive into dist/, check both, and try the wheel and its extras without the clone (3 minutes)

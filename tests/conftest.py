@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 from http_servers import OPERATOR, PRESS, SHOP
 
@@ -21,6 +22,10 @@ os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 # vLLM keeps one core free for its scheduler; on two cores that halves the speed of a prefill.
 os.environ.setdefault("VLLM_CPU_NUM_OF_RESERVED_CPU", "0" if os.cpu_count() == 2 else "1")
+
+# Other work on the machine decides how long an example takes.
+hypothesis.settings.register_profile("no deadline", deadline=None)
+hypothesis.settings.load_profile("no deadline")
 
 # With several workers, each has cores of its own: models that spin on the same ones starve each other.
 if worker := os.environ.get("PYTEST_XDIST_WORKER"):

@@ -155,7 +155,6 @@ def _search(engine: RAGCacheEngine, question: Any, provisional: Any, found: Any)
 
 @settings(
     max_examples=examples(100),
-    deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(door=st.sampled_from(sorted(DOORS)), a=ANYTHING, b=ANYTHING, c=ANYTHING)

@@ -16,6 +16,15 @@ ROOT = Path(ragcache_engine.__file__).parents[1]
 
 HEAVY = {"torch", "vllm", "faiss", "numpy", "transformers", "langchain_core", "llama_index"}
 
+# Of the core of decisions: what may import which library.
+LIBRARIES = {
+    "ragcache_engine.tiers.disk.block_file": {"xxhash"},  # ten times as fast as Python's checksums
+    "ragcache_engine.tiers.disk.key_ring": {"cryptography"},  # loaded where files are encrypted
+    "ragcache_engine.tiers.shared.address": {"pydantic"},  # reads sizes, as EngineConfig does
+    "ragcache_engine.tiers.shared.redis_store": {"redis"},  # loaded where there is such a store
+    "ragcache_engine.tiers.shared.object_store": {"obstore"},
+}
+
 # For each part: what of this project it may import. The first prefix that fits counts.
 MAY_IMPORT = {
     "ragcache_engine.daemon_threads": [],
@@ -344,10 +353,7 @@ def test_the_core_of_decisions_needs_only_the_standard_library(module: str, path
     )
     if is_below(module, *core):
         tops = {name.split(".")[0] for name in imports_of(path)} - {"ragcache_engine"}
-        if module == "ragcache_engine.tiers.disk.block_file":
-            tops -= {"xxhash"}  # ten times as fast as the library's checksums
-        if module == "ragcache_engine.tiers.disk.key_ring":
-            tops -= {"cryptography"}  # loaded where files are encrypted
+        tops -= LIBRARIES.get(module, set())
         assert tops <= set(sys.stdlib_module_names) | {"__future__"}
 
 

@@ -33,6 +33,27 @@ def check_dashboard() -> None:
         assert b"RAGCache" in urllib.request.urlopen(page.url, timeout=20).read()
 
 
+def check_shared() -> None:
+    """A folder keeps what it is given, and a Redis that is not there is away."""
+    from tempfile import TemporaryDirectory
+
+    from ragcache_engine.tiers.shared.opening import open_store
+    from ragcache_engine.tiers.shared.store import StoreAway, StoredBlock
+
+    with TemporaryDirectory() as folder:
+        store = open_store(f"file://{folder}")
+        store.write([StoredBlock("origin/name", ["mark"], TEXT.encode())])
+        assert store.read(["origin/name"]) == [TEXT.encode()]
+        store.close()
+    nobody = open_store("redis://127.0.0.1:1")
+    try:
+        nobody.holds(["origin/name"])
+    except StoreAway:
+        nobody.close()
+    else:
+        raise AssertionError("nobody answered")
+
+
 def check_encryption() -> None:
     """What is encrypted comes back with its key."""
     from pathlib import Path
@@ -138,6 +159,7 @@ CHECKS: dict[str, Callable[[], None]] = {
     "fleet": check_fleet,
     "index": check_index,
     "langchain": check_langchain,
+    "shared": check_shared,
     "llamaindex": check_llamaindex,
     "examples": check_examples,
 }

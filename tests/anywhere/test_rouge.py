@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ragcache_engine.anywhere.rouge import rouge_l
@@ -11,7 +11,6 @@ from ragcache_engine.anywhere.rouge import rouge_l
 WORDS = st.lists(st.sampled_from("abcde"), max_size=12).map(" ".join)
 
 
-@settings(deadline=None)
 @given(WORDS, WORDS)
 @pytest.mark.slow
 def test_it_is_that_of_rouge_score(said: str, wanted: str):
@@ -20,7 +19,6 @@ def test_it_is_that_of_rouge_score(said: str, wanted: str):
         assert rouge_l(said, wanted) == pytest.approx(scorer.score(wanted, said)["rougeL"].fmeasure)
 
 
-@settings(deadline=None)
 @given(WORDS, WORDS)
 def test_it_is_the_same_both_ways(one: str, other: str):
     assert rouge_l(one, other) == rouge_l(other, one)

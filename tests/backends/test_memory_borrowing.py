@@ -149,7 +149,7 @@ def test_after_requests_that_were_cancelled_while_donors_came_the_cache_can_be_c
 DOCUMENTS = st.lists(st.sampled_from([A, B, C, D]), min_size=1, max_size=4, unique=True)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.lists(st.tuples(DOCUMENTS, st.booleans()), min_size=1, max_size=8))
 def test_whatever_is_asked_together_everyone_is_answered_and_tokens_add_up(
     asked: list[tuple[list[Document], bool]],

@@ -289,7 +289,7 @@ def run(
     return Run(ratio, (), [Likeness(likeness, 1.0, grade, 0.1, True) for grade in grades])
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=30))
 def test_the_bound_lies_between_the_least_value_and_the_mean(values: list[float]):
     bound = bound_mean(values)

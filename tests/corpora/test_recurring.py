@@ -142,7 +142,7 @@ def test_equal_characters_are_counted_on_both_sides(
 
 
 @given(st.lists(st.permutations(range(8)).map(lambda order: order[:4]), min_size=2, max_size=8))
-@settings(max_examples=examples(40), deadline=None)
+@settings(max_examples=examples(40))
 def test_all_that_is_found_stood_in_two_prompts_and_no_more_than_pages(
     orders: Sequence[Sequence[int]],
 ):

@@ -233,7 +233,5 @@ class AnyCallsInAnyOrder(RuleBasedStateMachine):
 @pytest.mark.slow
 def test_invariants_hold_under(policy: str):
     machine = type("Machine", (AnyCallsInAnyOrder,), {"policy": policy})
-    machine.TestCase.settings = settings(
-        max_examples=examples(40), stateful_step_count=40, deadline=None
-    )
+    machine.TestCase.settings = settings(max_examples=examples(40), stateful_step_count=40)
     machine.TestCase().runTest()

@@ -10,7 +10,7 @@ from random import Random
 
 import pytest
 from every_policy import EVERY_POLICY, Flat
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ragcache_engine.knowledge import POLICIES, DocumentCache, Node, Segment
@@ -121,7 +121,6 @@ class Scaled(ByPriority):
 @given(
     st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=60), st.data()
 )
-@settings(deadline=None)
 def test_after_a_change_of_scale_victims_come_in_the_new_order_in_the_end(
     worths: list[tuple[int, int]], data: st.DataObject
 ):

@@ -481,9 +481,7 @@ class AnyCallsInAnyOrder(RuleBasedStateMachine):
 @pytest.mark.slow
 def test_the_tree_keeps_its_invariants_under(policy: str):
     machine = type("Machine", (AnyCallsInAnyOrder,), {"policy": policy})
-    machine.TestCase.settings = settings(
-        max_examples=examples(25), stateful_step_count=40, deadline=None
-    )
+    machine.TestCase.settings = settings(max_examples=examples(25), stateful_step_count=40)
     machine.TestCase().runTest()
 
 

@@ -186,7 +186,7 @@ tenants = st.sampled_from([None, "A", "B"])
 forms = st.sampled_from([str, str.strip, lambda text: json.dumps(text, ensure_ascii=False)])
 
 
-@settings(max_examples=examples(120), deadline=None)
+@settings(max_examples=examples(120))
 @given(texts=texts, data=st.data())
 @pytest.mark.slow
 def test_whatever_was_retrieved_the_index_changes_no_match(texts: list[str], data: st.DataObject):

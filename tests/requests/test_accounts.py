@@ -78,7 +78,7 @@ def ask(
         return None
 
 
-@settings(max_examples=examples(45), deadline=None)
+@settings(max_examples=examples(45))
 @given(
     st.lists(
         st.tuples(

@@ -58,7 +58,7 @@ def index_over(kind: str, vectors: Any, lists: int, metric: int) -> Any:
     queries=st.integers(1, 4),
     seed=st.integers(0, 10**6),
 )
-@settings(max_examples=examples(100), deadline=None)
+@settings(max_examples=examples(100))
 def test_the_last_stage_is_faiss_down_to_the_ties(
     kind, metric, number, lists, different, k, count, queries, seed
 ):
@@ -109,7 +109,7 @@ def as_faiss_writes(kept: list[tuple[float, int]], sign: int) -> tuple[Any, Any]
     sign=st.sampled_from([1, -1]),
     seed=st.integers(0, 1_000),
 )
-@settings(max_examples=examples(120), deadline=None)
+@settings(max_examples=examples(120))
 def test_merged_parts_are_one_heap(parts, k, sign, seed):
     arriving = [float(value) for part in parts for value in part]
     names = np.random.default_rng(seed).permutation(len(arriving)).tolist()

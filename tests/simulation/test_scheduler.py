@@ -496,7 +496,5 @@ class AnythingUsersDo(RuleBasedStateMachine):
 @pytest.mark.slow
 def test_whatever_users_do_nothing_is_lost_or_mixed_up(policy: str):
     machine = type("Machine", (AnythingUsersDo,), {"policy": policy})
-    machine.TestCase.settings = settings(
-        max_examples=examples(25), stateful_step_count=40, deadline=None
-    )
+    machine.TestCase.settings = settings(max_examples=examples(25), stateful_step_count=40)
     machine.TestCase().runTest()

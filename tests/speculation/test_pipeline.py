@@ -129,7 +129,7 @@ class World:
         assert self.pipeline.prefilling <= self.pipeline.unclaimed
 
 
-@settings(max_examples=examples(50), deadline=None)
+@settings(max_examples=examples(50))
 @given(st.lists(actions, min_size=10, max_size=40))
 @pytest.mark.slow
 def test_the_books_balance_and_answers_are_right(acted: list[tuple[object, ...]]):

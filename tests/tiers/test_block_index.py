@@ -173,7 +173,7 @@ def prompts(draw: st.DrawFn) -> tuple[str, list[Cut]]:
 
 
 @given(st.lists(prompts(), min_size=1, max_size=8), st.data())
-@settings(max_examples=examples(100), deadline=None)
+@settings(max_examples=examples(100))
 @pytest.mark.slow
 def test_the_path_of_any_prompt_covers_its_kept_blocks_in_order(
     asked: list[tuple[str, list[Cut]]], data: st.DataObject

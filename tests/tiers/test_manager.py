@@ -1906,7 +1906,5 @@ class AnythingVLLMDoes(RuleBasedStateMachine):
 @pytest.mark.slow
 def test_whatever_vllm_does_nothing_is_lost_or_mixed_up(policy: str):
     machine = type("Machine", (AnythingVLLMDoes,), {"policy": policy})
-    machine.TestCase.settings = settings(
-        max_examples=examples(40), stateful_step_count=50, deadline=None
-    )
+    machine.TestCase.settings = settings(max_examples=examples(40), stateful_step_count=50)
     machine.TestCase().runTest()

@@ -65,7 +65,7 @@ drawn_segments = st.lists(st.tuples(st.integers(0, 120), documents), max_size=8)
 
 
 @given(drawn_segments, st.integers(1, 100), st.integers(1, 20), st.none() | st.integers(1, 4))
-@settings(max_examples=examples(100), deadline=None)
+@settings(max_examples=examples(100))
 @pytest.mark.slow
 def test_cuts_rise_within_the_prompt_and_name_whoever_has_tokens_in_their_blocks(
     segments: Segments, tokens: int, block: int, depth: int | None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ragcache_engine.knowledge import POLICIES
@@ -21,7 +21,6 @@ def cuts_at(ends: set[int]) -> list[Cut]:
 
 
 @given(st.lists(st.sets(st.integers(1, BLOCKS)), min_size=1, max_size=6))
-@settings(deadline=None)
 def test_a_request_keeps_every_part_of_what_it_has_pinned(cut_by: list[set[int]]):
     index: BlockIndex[Any] = BlockIndex(POLICIES["lru"], 16)
     table = RequestTable(index)

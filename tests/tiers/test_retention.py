@@ -180,7 +180,5 @@ class AnyOrders(RuleBasedStateMachine):
         assert not kept & self.forgotten
 
 
-AnyOrders.TestCase.settings = settings(
-    max_examples=examples(30), stateful_step_count=40, deadline=None
-)
+AnyOrders.TestCase.settings = settings(max_examples=examples(30), stateful_step_count=40)
 TestAnyOrders = AnyOrders.TestCase

@@ -175,7 +175,7 @@ def test_a_machine_slower_than_its_profile_loads_what_a_fast_one_computes():
     computed=st.integers(1, 5000),
     loadable=st.integers(0, 300),
 )
-@settings(max_examples=examples(80), deadline=None)
+@settings(max_examples=examples(80))
 @pytest.mark.slow
 def test_loading_never_takes_longer_than_computing_as_far_as_is_known(
     stretch: float, bandwidth: float, latency: float, cached: int, computed: int, loadable: int

@@ -67,7 +67,8 @@ from ragcache_engine.tiers.disk.naming import PLAIN
 from ragcache_engine.tiers.disk.tombstones import leave_tombstones
 from ragcache_engine.tiers.kept import KeepOrder, Kept, KeptAnswer, NoRoomToKeep
 from ragcache_engine.tiers.shared.forgotten import ForgottenElsewhere
-from ragcache_engine.tiers.shared.store import SharedStore, StoreAway, open_store
+from ragcache_engine.tiers.shared.opening import open_store
+from ragcache_engine.tiers.shared.store import SharedStore, StoreAway
 from ragcache_engine.tiers.tree_snapshot import TreeSnapshot
 from ragcache_engine.tiers.wire import FinishMessage, LookedUp, RequestMessage
 from ragcache_engine.values import (

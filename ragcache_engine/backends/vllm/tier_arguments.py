@@ -18,7 +18,7 @@ from ragcache_engine.backends.vllm.tiers.settings import TierSettings
 from ragcache_engine.errors import CannotBorrow
 from ragcache_engine.tiers.disk.key_ring import require_library
 from ragcache_engine.tiers.disk.master_keys import read_master_keys
-from ragcache_engine.tiers.shared.store import open_store
+from ragcache_engine.tiers.shared.opening import open_store
 
 logger = logging.getLogger(__name__)
 

@@ -7,12 +7,8 @@ miss. Only the marks must stay.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
-
-from ragcache_engine.errors import ConfigError
-from ragcache_engine.tiers.shared.address import PASSWORD, REDIS_SCHEMES, read_address
 
 
 class StoreAway(Exception):
@@ -90,26 +86,3 @@ class SharedStore(Protocol):
     def close(self) -> None:
         """Close all connections."""
         ...
-
-
-def open_store(url: str) -> SharedStore:
-    """Return the door to the store of this URL; it connects with the first call.
-
-    Raises ConfigError for a wrong URL, or without the library behind it.
-    """
-    address = read_address(url)
-    try:
-        if address.scheme in REDIS_SCHEMES:
-            from ragcache_engine.tiers.shared.redis_store import RedisStore
-
-            return RedisStore(address, os.environ.get(PASSWORD))
-        from ragcache_engine.tiers.shared.object_store import open_object_store
-
-        return open_object_store(address)
-    except ModuleNotFoundError as error:
-        if error.name not in ("redis", "obstore"):
-            raise
-        raise ConfigError(
-            f"shared_cache={address.url} needs the library {error.name}: "
-            'pip install "ragcache-integrations[shared]"'
-        ) from error

@@ -15,7 +15,7 @@ import pytest
 from shared_stores import RedisServer, running_redis, running_store
 
 from ragcache_engine import Document, EngineConfig, RAGCacheEngine, SamplingOptions
-from ragcache_engine.tiers.shared.store import open_store
+from ragcache_engine.tiers.shared.opening import open_store
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 

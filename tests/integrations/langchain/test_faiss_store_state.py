@@ -127,7 +127,5 @@ def test_every_index_agrees_with_comparing_everything(kind, metric):
         pass
 
     Chosen.kind, Chosen.metric = kind, metric
-    Chosen.TestCase.settings = settings(
-        max_examples=examples(25), stateful_step_count=20, deadline=None
-    )
+    Chosen.TestCase.settings = settings(max_examples=examples(25), stateful_step_count=20)
     Chosen.TestCase("runTest").runTest()

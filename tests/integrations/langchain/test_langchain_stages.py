@@ -192,7 +192,6 @@ COMMUNITY_SEARCHES = st.one_of(
 )
 MANY = settings(
     max_examples=examples(30),
-    deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 

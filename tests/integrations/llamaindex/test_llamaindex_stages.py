@@ -115,7 +115,6 @@ def names(found):
 @pytest.mark.parametrize("family", FAMILIES)
 @settings(
     max_examples=examples(30),
-    deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(top_k=st.integers(1, 210), question=st.integers(0, 10_000))

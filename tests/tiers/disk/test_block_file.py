@@ -156,7 +156,6 @@ def test_a_block_of_one_tenant_cannot_stand_in_for_anothers(tmp_path: Path):
 @given(damage=st.data())
 @settings(
     max_examples=examples(80),
-    deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @pytest.mark.slow

@@ -184,7 +184,7 @@ def test_a_process_may_die_at_any_system_call(tmp_path: Path):
         max_size=4,
     )
 )
-@settings(max_examples=examples(30), deadline=None)
+@settings(max_examples=examples(30))
 def test_life_after_life_may_end_at_any_system_call(
     tmp_path_factory: pytest.TempPathFactory, lives: list[tuple[list[Step], int]]
 ):

@@ -337,7 +337,6 @@ def test_two_engines_over_one_folder_keep_one_quota(tmp_path: Path):
 )
 @settings(
     max_examples=examples(30),
-    deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 def test_the_quota_holds_whatever_is_asked(

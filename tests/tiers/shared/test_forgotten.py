@@ -13,7 +13,8 @@ from ragcache_engine.tiers.disk.folder import DiskFolder
 from ragcache_engine.tiers.disk.naming import PLAIN
 from ragcache_engine.tiers.disk.tombstones import leave_tombstones
 from ragcache_engine.tiers.shared.forgotten import ForgottenElsewhere
-from ragcache_engine.tiers.shared.store import SharedStore, open_store
+from ragcache_engine.tiers.shared.opening import open_store
+from ragcache_engine.tiers.shared.store import SharedStore
 
 OURS = Origin("weights", "configuration", "bfloat16", 16, "NHD", "vllm")
 D1, D2 = PLAIN.mark("d1"), PLAIN.mark("d2")

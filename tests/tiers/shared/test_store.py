@@ -12,13 +12,8 @@ from shared_stores import KINDS, RedisServer, running_redis, running_store
 
 from ragcache_engine.errors import ConfigError
 from ragcache_engine.tiers.shared.address import PASSWORD
-from ragcache_engine.tiers.shared.store import (
-    SharedStore,
-    StoreAway,
-    StoredBlock,
-    StoreFull,
-    open_store,
-)
+from ragcache_engine.tiers.shared.opening import open_store
+from ragcache_engine.tiers.shared.store import SharedStore, StoreAway, StoredBlock, StoreFull
 
 ORIGIN, OTHER = "0123456789abcdef", "fedcba9876543210"
 

@@ -40,7 +40,8 @@ from ragcache_engine.tiers.disk.transfers import DiskTransfers, SlotMemory
 from ragcache_engine.tiers.host_slots import HostSlots
 from ragcache_engine.tiers.manager import CacheManager
 from ragcache_engine.tiers.shared.forgotten import ForgottenElsewhere
-from ragcache_engine.tiers.shared.store import StoreAway, open_store
+from ragcache_engine.tiers.shared.opening import open_store
+from ragcache_engine.tiers.shared.store import StoreAway
 from ragcache_engine.tiers.shared.transfers import SharedTransfers, first_line
 
 logger = logging.getLogger(__name__)
