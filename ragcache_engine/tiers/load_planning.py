@@ -113,11 +113,13 @@ class LoadPlanner:
         return max(1, int(seconds * slowest / self._block_bytes))
 
     def _choose_rate(self, request: TrackedRequest, copying: CopyingSpeed, others: int) -> Rate:
-        if request.is_trial:
+        computing = self._speeds.computing
+        if request.is_trial or (copying is self._speeds.from_shared and not computing.is_known):
+            # A host that has only fetched so far does not know what computing would take.
             return copying.best_rate
         if not others:
             return copying.rate
-        step_s = 0.0 if request.is_donor else self._speeds.computing.short_step_s
+        step_s = 0.0 if request.is_donor else computing.short_step_s
         return copying.rate._replace(latency_s=step_s / (1 + others))
 
     def _choose_queued(

@@ -101,7 +101,7 @@ class CacheManager(Generic[B]):
     ) -> None:
         self.block_tokens = block_tokens
         self.counters = Counters()
-        self.speeds = Speeds(ComputingSpeed(profile or CostProfile.default()))
+        self.speeds = Speeds(ComputingSpeed(profile))
         self._protect = protect
         self._pool: FreeDeviceBlocks[B] = FreeDeviceBlocks()
         self._files = DiskFiles()

@@ -109,13 +109,21 @@ class ComputingSpeed:
     A profile of this model and machine needs no scaling. The default profile does, and so does any
     profile while the machine computes something else as well.
 
+    profile: this model's and machine's own; None: one of another model, until steps were measured.
     short_step_s: how long steps take that compute no prompt, only next tokens of answers, in seconds.
     """
 
-    def __init__(self, profile: CostProfile) -> None:
+    def __init__(self, profile: CostProfile | None = None) -> None:
         self.short_step_s = 0.0
+        self._is_own = profile is not None
+        profile = profile or CostProfile.default()
         self._profile = profile
         self._stretch: float | None = None
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the times are those of this model and machine."""
+        return self._is_own or self._stretch is not None
 
     def record_step(self, cached_tokens: int, computed_tokens: int, seconds: float) -> None:
         """Record how long a step of the model took that computed prompts. Short steps are ignored."""

@@ -1295,9 +1295,20 @@ def test_fetching_that_is_slower_than_computing_is_not_begun():
     other.run(other.arrive("S", "A"))
     vllm = VLLM(disk=100, is_sharing=True)
     vllm.store.blocks.update(other.store.blocks)
+    vllm.cache.speeds.computing.record_step(0, 1000, 0.1)
     vllm.cache.speeds.from_shared.bandwidth_bytes_per_s = 1.0
     assert [sources(told) for told in vllm.run(vllm.arrive("S", "A"))] == [(0, 0, 0)]
     assert not vllm.cache.counters.shared_read_bytes
+
+
+def test_a_host_that_has_computed_nothing_yet_fetches_however_slow_that_looks():
+    """Else it would compare with the speed of another model on another machine."""
+    other = VLLM(disk=100, is_sharing=True)
+    other.run(other.arrive("S", "A"))
+    vllm = VLLM(disk=100, is_sharing=True)
+    vllm.store.blocks.update(other.store.blocks)
+    vllm.cache.speeds.from_shared.bandwidth_bytes_per_s = 1.0
+    assert [sources(told) for told in vllm.run(vllm.arrive("S", "A"))] == [(0, 0, 12)]
 
 
 def test_loading_that_looks_slow_is_tried_again_now_and_then():
