@@ -45,6 +45,7 @@ from ragcache_engine.fleet_serving.wire import (
     FleetBusy,
     FleetRequest,
     ReplicaAway,
+    ReplicaFailed,
     ReplicaLost,
     Replicas,
 )
@@ -60,9 +61,8 @@ logger = logging.getLogger(__name__)
 ATTEMPTS = 12
 """How often a request is sent while the replicas that are to have it are lost before they do."""
 
-FAILED_ATTEMPTS = 3
-"""How often a request is sent if replicas end while they have it, or live and fail at it (HTTP 500). The
-request may be the reason, and each replica that ends loads its model anew."""
+FAILED_ATTEMPTS, ENDED_ATTEMPTS = 3, 2
+"""How often a request is sent if replicas fail at it (HTTP 500), and how often if they end with it. The request may be the reason, and each replica that ends loads its model anew."""
 
 WAIT_S, LONGEST_WAIT_S = 0.3, 3.0
 """Seconds before a request is sent again, longer each time."""
@@ -236,20 +236,18 @@ class FleetDoors(Doors):
                 return await relay.end()
             except ReplicaLost as error:
                 logger.warning("attempt %d lost its replica: %s", attempt + 1, error)
-                relay.failed += not isinstance(error, ReplicaAway)
-                if relay.failed == FAILED_ATTEMPTS:
-                    break
+                if relay.gives_up_after(error):
+                    lost = (
+                        f"{relay.failed} replicas failed or ended while they had this request, and it is "
+                        f"sent to no further one: their logs say why; ask for something shorter"
+                    )
+                    return await relay.fail(GenerationFailed(lost), scope)
             except FleetBusy:
                 if not attempt:
                     raise
             except GenerationFailed as error:
                 return await relay.fail(error, scope)
-        lost = (
-            f"{FAILED_ATTEMPTS} replicas failed or ended while they had this request, and it is sent to "
-            f"no further one: their logs say why; ask for something shorter"
-            if relay.failed == FAILED_ATTEMPTS
-            else f"the request was sent {ATTEMPTS} times, and no replica could take it: ask again"
-        )
+        lost = f"the request was sent {ATTEMPTS} times, and no replica could take it: ask again"
         return await relay.fail(GenerationFailed(lost), scope)
 
     async def _answer_free_path(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -281,7 +279,7 @@ class FleetDoors(Doors):
 class _Relay:
     """Hands one answer to the reader: events of a stream as they come, all else once it is whole.
 
-    failed: how many replicas have failed at it so far.
+    failed: how many replicas have failed at it so far, or ended with it.
     """
 
     def __init__(self, send: Send, *, can_continue: bool) -> None:
@@ -293,7 +291,14 @@ class _Relay:
         self._parts: list[bytes] = []
         self._is_stream = False
         self._has_begun = False
-        self.failed = 0
+        self.failed = self._ended = 0
+
+    def gives_up_after(self, error: ReplicaLost) -> bool:
+        """Count a failed attempt; return whether the request is to be sent to no further replica."""
+        if not isinstance(error, ReplicaAway):
+            self.failed += 1
+            self._ended += not isinstance(error, ReplicaFailed)
+        return self.failed == FAILED_ATTEMPTS or self._ended == ENDED_ATTEMPTS
 
     def begin_again(self) -> None:
         """Begin a further attempt. Raises AnswersDiffer if the reader has what it cannot continue."""
@@ -310,7 +315,7 @@ class _Relay:
         """Take the next part of an attempt. Raises ReplicaLost if it tells of a server that died."""
         if isinstance(part, AnswerHead):
             if part.status >= 500 and self.failed + 1 < FAILED_ATTEMPTS:
-                raise ReplicaLost(f"the server answered with HTTP {part.status}")
+                raise ReplicaFailed(f"the server answered with HTTP {part.status}")
             self._head = part
             self._is_stream = (
                 dict(part.headers).get("content-type", "").startswith("text/event-stream")

@@ -57,6 +57,10 @@ class ReplicaAway(ReplicaLost):
     """The replica was lost before it had the request, so the request is not what ended it."""
 
 
+class ReplicaFailed(ReplicaLost):
+    """The replica answered with an error of its own, and may be alive."""
+
+
 class FleetBusy(Exception):
     """No replica takes one more request. The ingress makes it a ServerBusy."""
 
