@@ -62,7 +62,8 @@ ATTEMPTS = 12
 """How often a request is sent while the replicas that are to have it are lost before they do."""
 
 FAILED_ATTEMPTS, ENDED_ATTEMPTS = 3, 2
-"""How often a request is sent if replicas fail at it (HTTP 500), and how often if they end with it. The request may be the reason, and each replica that ends loads its model anew."""
+"""How often a request is sent if replicas fail at it (HTTP 500), and how often if they end with it. The
+request may be the reason, and each replica that ends loads its model anew."""
 
 WAIT_S, LONGEST_WAIT_S = 0.3, 3.0
 """Seconds before a request is sent again, longer each time."""
