@@ -69,8 +69,8 @@ class EngineConfig(BaseModel):
       engines may share them.
     disk_cache_dir: the folder of the disk cache; None: kv/ in $RAGCACHE_HOME, by default
       ~/.cache/ragcache.
-    disk_cache_key: encrypts the files of the disk cache; None: they are not. It says where the key comes
-      from: "env:NAME", "file:PATH" or "command:PROGRAM ARGUMENTS"; see docs/tiers.md.
+    disk_cache_key: encrypts what the disk cache and the shared one hold; None: it is not. It says where
+      the key comes from: "env:NAME", "file:PATH" or "command:PROGRAM ARGUMENTS"; see docs/tiers.md.
     shared_cache: the URL of a store that the engines of several hosts share, below their disk caches:
       "redis://host:6379" (rediss:// with TLS) or "s3://bucket/prefix" (gs://, az://, file://), with
       options behind "?"; see docs/guides/hosts.md. None: there is none. Passwords come from the
@@ -310,10 +310,5 @@ class EngineConfig(BaseModel):
             raise ValueError(
                 "shared_cache stands below a disk cache, which remembers what was forgotten: give "
                 "disk_cache a size, such as 4GiB"
-            )
-        if self.shared_cache is not None and self.disk_cache_key is not None:
-            raise ValueError(
-                "disk_cache_key encrypts this host's files, and a shared cache would hold the same "
-                "blocks in plain form: leave one of the two out"
             )
         return self

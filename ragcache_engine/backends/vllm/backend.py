@@ -433,8 +433,9 @@ class VLLMBackend:
         assert self._budget.shared is not None
         if self._shared is None:
             self._shared = open_store(self._budget.shared)
-        forgotten = ForgottenElsewhere(self._budget.folder(), self._shared)
-        forgotten.forget([*map(PLAIN.mark, document_ids)])
+        keys = self._budget.open_keys()
+        forgotten = ForgottenElsewhere(self._budget.folder(), self._shared, keys)
+        forgotten.forget([*map((keys.naming if keys else PLAIN).mark, document_ids)])
 
     def _forget_files(self, document_ids: Sequence[str]) -> None:
         keys, folder = self._budget.open_keys(), self._budget.folder()

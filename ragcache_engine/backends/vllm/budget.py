@@ -57,7 +57,9 @@ class TierBudget:
 
     def open_keys(self) -> KeyRing | None:
         """Return what the disk tier is encrypted with, if it is. Raises ConfigError, OSError."""
-        return None if self.disk_key is None else open_key_ring(self.folder(), self.disk_key)
+        if self.disk_key is None:
+            return None
+        return open_key_ring(self.folder(), self.disk_key, self.shared)
 
     def host_bytes_for(self, *, is_cpu: bool, free_bytes: int) -> int:
         """Return the host tier's bytes on a machine with this much free memory."""

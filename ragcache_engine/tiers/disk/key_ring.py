@@ -6,7 +6,7 @@
 
 Each of these files is random bytes, encrypted with the master key, which lies nowhere in the folder. So
 another master key costs a few short files, not all tensors; and without its file, what a tenant stored
-cannot be read any more.
+cannot be read any more. Hosts that share a store share these files through it, but for the last kind.
 """
 
 from __future__ import annotations
@@ -21,11 +21,13 @@ from functools import lru_cache
 from hashlib import blake2b
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from ragcache_engine.errors import ConfigError
 from ragcache_engine.tiers.disk.master_keys import KEY_BYTES, read_master_keys
 from ragcache_engine.tiers.disk.naming import Naming
+from ragcache_engine.tiers.shared.opening import open_store
+from ragcache_engine.tiers.shared.store import StoreAway
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -36,18 +38,33 @@ FOLDER, NAMES, TENANT, EARLIER = "keys", "names", "tenant-", "earlier-"
 NONCE_BYTES = 12
 
 
+class SharedKeys(Protocol):
+    """Where hosts share the files of their keys."""
+
+    def read_key(self, name: str) -> bytes | None:
+        """Return the content of a key's file; None without one. Raises StoreAway."""
+        ...
+
+    def add_key(self, name: str, content: bytes) -> None:
+        """Keep a key's file, unless there is one. Raises StoreAway."""
+        ...
+
+
 class KeyRing:
     """The keys of one folder. Any thread may call its methods.
 
     masters: the master key, and before it was changed earlier ones, whose files are encrypted anew. Those
       of the earlier ones go once nobody names them any more: engines that still have one go on.
+    shared: where hosts share keys; theirs count before those of this folder.
     naming: names this folder's files. id: stands for its secret in the headers of files.
-    is_new: whether the folder had no keys below these master keys.
+    is_new: whether the folder had no keys below these master keys, or other ones.
     Raises OSError if the folder cannot be read or written to, ConfigError without the library for it.
     """
 
-    def __init__(self, folder: Path, masters: Sequence[bytes]) -> None:
-        self._master = _cipher(masters[0])
+    def __init__(
+        self, folder: Path, masters: Sequence[bytes], shared: SharedKeys | None = None
+    ) -> None:
+        self._master, self._shared = _cipher(masters[0]), shared
         keys = folder / FOLDER
         self._place = keys / _id_of(masters[0])
         self._ciphers: dict[str, AESGCM] = {}
@@ -103,6 +120,8 @@ class KeyRing:
 
     def _find(self, name: str) -> bytes:
         """Return the key of this name; make one if there is none, or none that can be read."""
+        if self._shared is not None:
+            self._agree(name, self._shared)
         path = self._place / name
         with contextlib.suppress(FileNotFoundError):
             if (key := _open(self._master, name, path.read_bytes())) is not None:
@@ -114,6 +133,26 @@ class KeyRing:
         if key is None:
             raise OSError(f"{path} cannot be written")
         return key
+
+    def _agree(self, name: str, shared: SharedKeys) -> None:
+        """Take a key from the other hosts, or give them this one's. One that is damaged counts as none.
+
+        While nobody can be asked, this host has a key of its own: others cannot read what it encrypts.
+        """
+        path, shared_name = self._place / name, f"{self._place.name}-{name}"
+        with contextlib.suppress(StoreAway):
+            content = shared.read_key(shared_name)
+            if content is None:
+                if not path.exists():
+                    self._write(name, os.urandom(KEY_BYTES))
+                shared.add_key(shared_name, path.read_bytes())
+                content = shared.read_key(shared_name)
+            if content is None or (key := _open(self._master, name, content)) is None:
+                return
+            if not path.exists() or _open(self._master, name, path.read_bytes()) != key:
+                self.is_new |= path.exists() and name == NAMES
+                path.unlink(missing_ok=True)
+                self._write(name, key)
 
     def _write(self, name: str, key: bytes) -> None:
         """Write a key's file, unless there is one."""
@@ -150,12 +189,14 @@ class KeyRing:
 
 
 @lru_cache(maxsize=8)
-def open_key_ring(folder: Path, source: str) -> KeyRing:
-    """Return the keys of a folder, once for a process. source: as in `read_master_keys`.
+def open_key_ring(folder: Path, source: str, shared_cache: str | None = None) -> KeyRing:
+    """Return the keys of a folder, once for a process.
 
+    source: as in `read_master_keys`. shared_cache: the URL of a store through which hosts share them.
     Raises ConfigError, OSError.
     """
-    return KeyRing(folder, read_master_keys(source))
+    shared = None if shared_cache is None else open_store(shared_cache)
+    return KeyRing(folder, read_master_keys(source), shared)
 
 
 def _open(master: AESGCM, name: str, content: bytes) -> bytes | None:

@@ -16,6 +16,7 @@ from hashlib import blake2b
 from pathlib import Path
 
 from ragcache_engine.tiers.disk.folder import forget_marks
+from ragcache_engine.tiers.disk.key_ring import KeyRing
 from ragcache_engine.tiers.disk.tombstones import KEPT_S, leave_tombstones
 from ragcache_engine.tiers.shared.store import SharedStore
 
@@ -23,13 +24,15 @@ FOLDER = "shared"
 
 
 class ForgottenElsewhere:
-    """What one host has done about the tombstones of a store. folder: of its disk cache.
+    """What one host has done about the tombstones of a store.
+
+    folder: of its disk cache. keys: what that is encrypted with.
 
     Each call may come from any process of the host. Raises OSError, and what the store raises.
     """
 
-    def __init__(self, folder: Path, store: SharedStore) -> None:
-        self._folder, self._store = folder, store
+    def __init__(self, folder: Path, store: SharedStore, keys: KeyRing | None = None) -> None:
+        self._folder, self._store, self._keys = folder, store, keys
         digest = blake2b(store.label.encode(), digest_size=8).hexdigest()
         self._place = folder / FOLDER / digest
         self._place.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -44,7 +47,7 @@ class ForgottenElsewhere:
             new = {mark for mark in new if self._acted.get(mark) != tombstones[mark]}
         if new:
             leave_tombstones(self._folder, new)
-            forget_marks(self._folder, new)
+            forget_marks(self._folder, new, self._keys)
             self._write({mark: tombstones[mark] for mark in new})
         elif self._acted and not tombstones:
             self._restore()

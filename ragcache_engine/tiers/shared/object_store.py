@@ -3,23 +3,25 @@
     blocks/<origin>/<name>                a block
     of/<mark>/<random number>             names of blocks computed from a document, a line each
     forgotten/<mark>                      a tombstone, with a random number in it
+    keys/<name>                           the file of an encryption key
 
 An object is seen whole or not at all, and as soon as it is written.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 import obstore
-from obstore.exceptions import BaseError, NotFoundError
+from obstore.exceptions import AlreadyExistsError, BaseError, NotFoundError
 from obstore.store import LocalStore, ObjectStore, from_url
 
 from ragcache_engine.errors import ConfigError
@@ -32,7 +34,7 @@ AT_ONCE = 16
 ANSWER_S = 10.0
 """A store that does not answer within so many seconds is away."""
 
-BLOCKS, OF, FORGOTTEN, CLOCK = "blocks", "of", "forgotten", "clock"
+BLOCKS, OF, FORGOTTEN, KEYS, CLOCK = "blocks", "of", "forgotten", "keys", "clock"
 
 REMOVED_AT_ONCE = 1000
 
@@ -113,6 +115,13 @@ class ObjectBlocks(SharedStore):
         found = self._threads.map(self._look, [f"{FORGOTTEN}/{mark}" for mark in marks])
         return [None if place is None else _stamp(place) for place in found]
 
+    def read_key(self, name: str) -> bytes | None:
+        return self._get(f"{KEYS}/{name}")
+
+    def add_key(self, name: str, content: bytes) -> None:
+        with contextlib.suppress(AlreadyExistsError):
+            self._put(f"{KEYS}/{name}", content, mode="create")
+
     def describe_risk(self) -> str | None:
         return None
 
@@ -169,10 +178,15 @@ class ObjectBlocks(SharedStore):
         except (BaseError, OSError) as error:
             raise StoreAway(f"{self.label}: {error}") from error
 
-    def _put(self, path: str, content: bytes) -> str:
-        """Write an object and return its stamp."""
+    def _put(
+        self, path: str, content: bytes, mode: Literal["create", "overwrite"] = "overwrite"
+    ) -> str:
+        """Write an object and return its stamp. Raises AlreadyExistsError if one is not to be created."""
         try:
-            return _stamp(obstore.put(self._store, path, content, use_multipart=False))
+            put = obstore.put(self._store, path, content, use_multipart=False, mode=mode)
+            return _stamp(put)
+        except AlreadyExistsError:
+            raise
         except (BaseError, OSError) as error:
             raise StoreAway(f"{self.label}: {error}") from error
 

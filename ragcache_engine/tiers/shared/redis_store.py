@@ -5,6 +5,7 @@
     <prefix>:marks                 sorted set of marks, by when their latest block expires
     <prefix>:forgotten             sorted set of forgotten documents' marks, by the count of forgets
     <prefix>:forgets               that count
+    <prefix>:key:<name>            the file of an encryption key
 
 Only blocks expire, so that a server with maxmemory-policy volatile-lru makes room among them alone.
 """
@@ -170,6 +171,15 @@ class RedisStore(SharedStore):
             self._redis.zremrangebyscore(of, "-inf", now_s)
             if not self._redis.zcard(of):
                 self._redis.zrem(known, mark)
+
+    @_tells_away
+    def read_key(self, name: str) -> bytes | None:
+        found: bytes | None = self._redis.get(f"{self._prefix}:key:{name}")
+        return found
+
+    @_tells_away
+    def add_key(self, name: str, content: bytes) -> None:
+        self._redis.set(f"{self._prefix}:key:{name}", content, nx=True)
 
     @_tells_away
     def describe_risk(self) -> str | None:

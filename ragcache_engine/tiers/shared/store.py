@@ -75,6 +75,14 @@ class SharedStore(Protocol):
         """Return the stamps of these marks' tombstones; None for each that has none."""
         ...
 
+    def read_key(self, name: str) -> bytes | None:
+        """Return the file of an encryption key, which is encrypted itself; None if there is none."""
+        ...
+
+    def add_key(self, name: str, content: bytes) -> None:
+        """Keep the file of an encryption key, unless there is one of this name."""
+        ...
+
     def describe_risk(self) -> str | None:
         """Return what to change if the store may lose tombstones; None if nothing seems wrong."""
         ...

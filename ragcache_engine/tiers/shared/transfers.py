@@ -11,6 +11,7 @@ from itertools import chain
 from queue import Empty, SimpleQueue
 
 from ragcache_engine.tiers.disk.block_file import Origin, UnusableFile, pack, unpack
+from ragcache_engine.tiers.disk.key_ring import KeyRing
 from ragcache_engine.tiers.disk.read_queue import ReadQueue
 from ragcache_engine.tiers.disk.transfers import BlockCopy, FinishedCopy, SlotMemory
 from ragcache_engine.tiers.shared.forgotten import ForgottenElsewhere
@@ -53,7 +54,8 @@ class SharedTransfers:
 
     slots: the host tier's memory. forbids: tells whether blocks computed from these documents are to be
     dropped, as this host has forgotten them since. forgotten: carries tombstones to and fro; look_soon:
-    called when there are new ones in the host's folder. All three are called from other threads.
+    called when there are new ones in the host's folder. These are called from other threads.
+    keys: what blocks are encrypted with; None: they are not.
     pending_reads, pending_writes: how many copies `take_finished` has yet to return.
     """
 
@@ -66,9 +68,10 @@ class SharedTransfers:
         forbids: Callable[[Sequence[str]], bool],
         forgotten: ForgottenElsewhere,
         look_soon: Callable[[], None],
+        keys: KeyRing | None = None,
     ) -> None:
         self._store, self._origin, self._home = store, origin, origin.digest()
-        self._slots, self._forbids = slots, forbids
+        self._slots, self._forbids, self._keys = slots, forbids, keys
         self._forgotten, self._look_soon = forgotten, look_soon
         self._known: OrderedDict[str, tuple[bool, float]] = OrderedDict()  # until when
         self._asked: set[str] = set()
@@ -272,7 +275,7 @@ class SharedTransfers:
         if content is None:
             return 0, "missing"
         try:
-            unpack(content, self._origin, copy.name, self._slots(copy.slot))
+            unpack(content, self._origin, copy.name, self._slots(copy.slot), self._keys)
         except UnusableFile as error:
             self._warn("holds a block that is unusable", error)
             self._remove([copy.name])
@@ -317,7 +320,9 @@ class SharedTransfers:
             copy.name: StoredBlock(
                 self._key(copy.name),
                 copy.marks,
-                b"".join(pack(self._origin, copy.name, copy.marks, self._slots(copy.slot))),
+                b"".join(
+                    pack(self._origin, copy.name, copy.marks, self._slots(copy.slot), self._keys)
+                ),
             )
             for copy in allowed
         }

@@ -65,16 +65,22 @@ def wait_until_stored(engine: RAGCacheEngine, url: str, blocks: int) -> None:
     raise AssertionError(f"only {size} bytes were stored in {url}")
 
 
-@pytest.mark.parametrize("kind", ["redis", "s3"])
+@pytest.mark.parametrize(("kind", "key"), [("redis", None), ("s3", "env:THE_KEY")])
 def test_a_document_that_one_host_computed_is_fetched_by_another_to_the_same_token(
-    demo_model: str, tmp_path: Path, kind: str
+    demo_model: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+    key: str | None,
 ):
+    """Encrypted in one store, plain in the other."""
+    monkeypatch.setenv("THE_KEY", "ab" * 32)
     with ExitStack() as stack:
         url = stack.enter_context(running_store(kind, tmp_path))
-        first = stack.enter_context(host(demo_model, tmp_path / "first", url))
+        first = stack.enter_context(host(demo_model, tmp_path / "first", url, disk_cache_key=key))
         expected = {name: ask(first, report(name))[0] for name in ("tides", "winds")}
         wait_until_stored(first, url, 40)
-        second = stack.enter_context(host(demo_model, tmp_path / "second", url))
+        second = stack.enter_context(host(demo_model, tmp_path / "second", url, disk_cache_key=key))
         for name, text in expected.items():
             answer, cached = ask(second, report(name))
             assert answer == text

@@ -123,6 +123,15 @@ def test_tidying_leaves_what_is_young(store: SharedStore):
     assert store.holds([block(1).key]) == [False]
 
 
+def test_the_first_file_of_a_key_stays(store: SharedStore):
+    assert store.read_key("names") is None
+    store.add_key("names", b"first")
+    store.add_key("names", b"second")
+    assert store.read_key("names") == b"first"
+    store.tidy()
+    assert store.read_key("names") == b"first"
+
+
 # -- what is said of a store in its URL ------------------------------------------------------------
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from ragcache_engine.tiers.disk.block_file import Origin, pack
+from ragcache_engine.tiers.disk.key_ring import KeyRing
 from ragcache_engine.tiers.disk.transfers import BlockCopy, FinishedCopy
 from ragcache_engine.tiers.shared import transfers as module
 from ragcache_engine.tiers.shared.forgotten import ForgottenElsewhere
@@ -44,6 +45,7 @@ class DictStore(SharedStore):
     def __init__(self) -> None:
         self.blocks: dict[str, bytes] = {}
         self.marks: dict[str, set[str]] = {}
+        self.keys: dict[str, bytes] = {}
         self.forgotten: dict[str, str] = {}
         self.failure: Exception | None = None
         self.may_answer = threading.Event()
@@ -90,6 +92,14 @@ class DictStore(SharedStore):
     def stamps(self, marks: Sequence[str]) -> list[str | None]:
         return [self.forgotten.get(mark) for mark in marks]
 
+    def read_key(self, name: str) -> bytes | None:
+        self._call()
+        return self.keys.get(name)
+
+    def add_key(self, name: str, content: bytes) -> None:
+        self._call()
+        self.keys.setdefault(name, content)
+
     def describe_risk(self) -> str | None:
         return None
 
@@ -103,7 +113,7 @@ class DictStore(SharedStore):
 class Engine:
     """What the scheduler's process does with a store. forbidden: marks that this host has forgotten."""
 
-    def __init__(self, store: DictStore, folder: Path) -> None:
+    def __init__(self, store: DictStore, folder: Path, keys: KeyRing | None = None) -> None:
         self.memory = bytearray(SIZE * SLOTS)
         self.forbidden: set[str] = set()
         self.looks = 0
@@ -112,8 +122,9 @@ class Engine:
             ORIGIN,
             self.slot,
             forbids=lambda marks: bool(self.forbidden & set(marks)),
-            forgotten=ForgottenElsewhere(folder, store),
+            forgotten=ForgottenElsewhere(folder, store, keys),
             look_soon=self.look_soon,
+            keys=keys,
         )
 
     def look_soon(self) -> None:
@@ -357,3 +368,73 @@ def test_what_other_hosts_forget_is_heard_of_and_the_folder_looked_at(
         time.sleep(0.01)
     assert engine.looks == 1
     engine.shared.close()
+
+
+# -- encryption ------------------------------------------------------------------------------------
+
+
+def ring(store: DictStore, folder: Path, master: bytes = b"m") -> KeyRing:
+    return KeyRing(folder, [master * 32], store)
+
+
+def encrypted_name(keys: KeyRing) -> str:
+    return keys.naming.files(range(16), None, blocks=1, block_tokens=16)[0]
+
+
+def test_hosts_with_one_master_key_read_what_each_of_them_encrypted(
+    store: DictStore, tmp_path: Path
+):
+    rings = [ring(store, tmp_path / host) for host in ("one", "other")]
+    assert rings[0].naming == rings[1].naming
+    name = encrypted_name(rings[0])
+    one, other = (
+        Engine(store, tmp_path / host, keys)
+        for host, keys in zip(("one", "other"), rings, strict=True)
+    )
+    one.slot(1)[:] = content_of(1)
+    one.shared.write(BlockCopy(name, 1, ["d1"]))
+    assert one.wait(1)[0].failure is None
+    (content,) = store.blocks.values()
+    assert content_of(1)[:100] not in content
+    other.shared.read(BlockCopy(name, 2))
+    assert other.wait(1)[0].failure is None
+    assert other.slot(2) == content_of(1)
+    one.shared.close()
+    other.shared.close()
+
+
+def test_without_the_master_key_a_block_cannot_be_read(store: DictStore, tmp_path: Path):
+    one = Engine(store, tmp_path / "one", ring(store, tmp_path / "one"))
+    other = Engine(store, tmp_path / "other", ring(store, tmp_path / "other", b"n"))
+    one.put(1)
+    one.wait(1)
+    other.fetch(1)
+    assert other.wait(1)[0].failure == "damaged"
+    one.shared.close()
+    other.shared.close()
+
+
+def test_a_host_whose_folder_had_other_keys_takes_those_of_the_others(
+    store: DictStore, tmp_path: Path
+):
+    alone = KeyRing(tmp_path / "late", [b"m" * 32])
+    first = ring(store, tmp_path / "first")
+    late = ring(store, tmp_path / "late")
+    assert late.naming == first.naming != alone.naming
+    assert late.is_new, "its files are those of nobody now"
+    assert not ring(store, tmp_path / "late").is_new
+
+
+def test_while_the_store_is_away_a_host_has_keys_of_its_own(store: DictStore, tmp_path: Path):
+    first = ring(store, tmp_path / "first")
+    store.failure = StoreAway("gone")
+    late = ring(store, tmp_path / "late")
+    assert late.naming != first.naming
+    store.failure = None
+    assert ring(store, tmp_path / "late").naming == first.naming
+
+
+def test_a_key_in_the_store_that_is_damaged_is_nobodys(store: DictStore, tmp_path: Path):
+    first = ring(store, tmp_path / "first")
+    store.keys = dict.fromkeys(store.keys, b"nonsense")
+    assert ring(store, tmp_path / "first").naming == first.naming

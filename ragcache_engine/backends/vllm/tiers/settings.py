@@ -52,7 +52,7 @@ class TierSettings:
         """Return what the disk tier is encrypted with, if it is. Raises ConfigError, OSError."""
         if self.disk_key is None or self.disk_folder is None:
             return None
-        return open_key_ring(Path(self.disk_folder), self.disk_key)
+        return open_key_ring(Path(self.disk_folder), self.disk_key, self.shared)
 
     def to_extra_config(self) -> dict[str, Any]:
         """Return the settings as vLLM's `kv_connector_extra_config`."""

@@ -36,6 +36,7 @@ from ragcache_engine.knowledge import CostProfile, policy_of_tiers
 from ragcache_engine.tiers.disk.block_file import Origin
 from ragcache_engine.tiers.disk.folder import DiskFolder
 from ragcache_engine.tiers.disk.key_ring import FOLDER as KEYS_FOLDER
+from ragcache_engine.tiers.disk.key_ring import KeyRing
 from ragcache_engine.tiers.disk.transfers import DiskTransfers, SlotMemory
 from ragcache_engine.tiers.host_slots import HostSlots
 from ragcache_engine.tiers.manager import CacheManager
@@ -187,13 +188,18 @@ class TierSpec(TieringOffloadingSpec):
 
         transfers = DiskTransfers(folder, slots, cache.knows_file)
         undo.callback(transfers.close)
-        shared = self._open_shared(folder, transfers, origin, slots)
+        shared = self._open_shared(folder, transfers, origin, slots, keys)
         if shared:
             undo.callback(shared.close)
         cache.attach_disk(transfers, folder.naming, shared)
 
     def _open_shared(
-        self, folder: DiskFolder, transfers: DiskTransfers, origin: Origin, slots: SlotMemory
+        self,
+        folder: DiskFolder,
+        transfers: DiskTransfers,
+        origin: Origin,
+        slots: SlotMemory,
+        keys: KeyRing | None,
     ) -> SharedTransfers | None:
         """Return the copies to and from the shared store; None without one, or if it cannot be used."""
         url = self._settings.shared
@@ -201,7 +207,7 @@ class TierSpec(TieringOffloadingSpec):
             return None
         try:
             store = open_store(url)
-            forgotten = ForgottenElsewhere(folder.folder, store)
+            forgotten = ForgottenElsewhere(folder.folder, store, keys)
         except (ConfigError, OSError) as error:
             logger.warning(
                 "the shared cache is switched off: %s. Requests are still answered", error
@@ -225,6 +231,7 @@ class TierSpec(TieringOffloadingSpec):
             forbids=folder.forbids,
             forgotten=forgotten,
             look_soon=transfers.look_soon,
+            keys=keys,
         )
 
     def _claim_memory(self) -> None:
