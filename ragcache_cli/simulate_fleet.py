@@ -36,6 +36,7 @@ class FleetSettings:
 
     requests: how many to draw for each replica, with Zipf weights; None: the log, as it is.
     load: the share of time that the fleet would be busy without a cache.
+    store_tokens_per_s: as in FleetSizes.
     """
 
     replicas: tuple[int, ...]
@@ -48,10 +49,13 @@ class FleetSettings:
     block_tokens: int = 16
     requests: int | None = None
     load: float = 0.7
+    store_tokens_per_s: float = 0.0
 
     def __post_init__(self) -> None:
         if self.load <= 0:
             raise CommandError("--load is above 0: a fleet without requests says nothing")
+        if self.store_tokens_per_s < 0:
+            raise CommandError("--store is how many tokens a second a store brings, above 0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +119,7 @@ def _row(
             settings.system_tokens,
             settings.load,
             lost_share,
+            settings.store_tokens_per_s,
         )
         return replay_fleet(
             trace, sizes, routing, policy=settings.policy, profile=profile, seed=SEED
@@ -134,12 +139,19 @@ def fleet_table(rows: Sequence[FleetRow], settings: FleetSettings) -> Table:
         caption="hits: prompt tokens found cached\n"
         "busiest, work: requests and work of the busiest replica, over the mean\n"
         "TTFT: ms from arrival to first token, queue and prefill; p99: its 99th percentile\n"
-        f"lost: hits fewer in the last third if {LOST_SHARE:.0%} of the replicas, one at least, go",
+        f"lost: hits fewer in the last third if {LOST_SHARE:.0%} of the replicas, one at least, go"
+        + (
+            "\nfetched: prompt tokens from the store, besides"
+            if settings.store_tokens_per_s
+            else ""
+        ),
     )
     for name in ("replicas", "each holds", "routing", "hits", "busiest", "work"):
         made.add_column(name, justify="left" if name == "routing" else "right")
     for name in ("TTFT", "p99", "lost"):
         made.add_column(name, justify="right")
+    if settings.store_tokens_per_s:
+        made.add_column("fetched", justify="right")
     previous: tuple[int, int] | None = None
     for row in rows:
         group = (row.replicas, row.capacity_tokens)
@@ -157,6 +169,7 @@ def fleet_table(rows: Sequence[FleetRow], settings: FleetSettings) -> Table:
             f"{whole.ttft_s * 1000:,.0f}",
             f"{whole.p99_ttft_s * 1000:,.0f}",
             f"{row.lost_hits:.1%}" if row.lost_hits is not None else "",
+            *([f"{whole.fetched_rate:.1%}"] if settings.store_tokens_per_s else []),
         )
         previous = group
     return made

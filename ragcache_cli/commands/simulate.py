@@ -105,6 +105,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"how prompts find a replica: {', '.join(ROUTINGS)} (default: all)",
     )
     fleet.add_argument(
+        "--store",
+        type=float,
+        default=0.0,
+        metavar="TOKENS",
+        help="how many tokens a second a store that all replicas share brings to each: at 128 KiB a "
+        "token 10 Gbit/s bring 9500 (there is none)",
+    )
+    fleet.add_argument(
         "--requests",
         type=WholeNumber(),
         metavar="N",
@@ -165,6 +173,7 @@ def _run_fleet(parsed: argparse.Namespace, console: Console) -> int:
         output=parsed.output,
         block_tokens=parsed.block_size,
         requests=parsed.requests,
+        store_tokens_per_s=parsed.store,
         load=parsed.load,
     )
     profile = cost_profile(parsed.profile)

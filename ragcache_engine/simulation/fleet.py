@@ -17,7 +17,7 @@ from ragcache_engine.fleet.documents import DocumentsRouting
 from ragcache_engine.fleet.path import Key, RoutingPath, path_of_parts
 from ragcache_engine.fleet.routing import make_routing
 from ragcache_engine.knowledge import POLICIES, CostProfile
-from ragcache_engine.knowledge.document_cache import DocumentCache
+from ragcache_engine.knowledge.document_cache import CachedPath, DocumentCache
 from ragcache_engine.knowledge.node import Segment
 from ragcache_engine.simulation.traces import Request, Trace
 
@@ -35,6 +35,8 @@ LOSS_BEGINS = 2 / 3
 class FleetSizes:
     """The fleet. capacity_tokens: what one replica holds. load: the share of time that it would be busy
     without a cache. lost_share: how many of the replicas go, one at least; 0 for none.
+    store_tokens_per_s: how many tokens a second a store that all of them share brings to one replica; it
+    holds whatever any of them computed. 0: there is none.
     """
 
     replicas: int
@@ -43,6 +45,7 @@ class FleetSizes:
     system_tokens: int = 32
     load: float = 0.7
     lost_share: float = 0.0
+    store_tokens_per_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +53,7 @@ class FleetReplay:
     """The counts of one replay.
 
     hit_rate: cached prompt tokens over all. late_hit_rate: the same, of the requests after LOSS_BEGINS.
+    fetched_rate: prompt tokens from the shared store over all; they are no hits.
     imbalance: requests of the busiest replica over the mean. work_imbalance: the same of busy seconds.
     ttft_s: mean seconds from arrival to first token; p99_ttft_s: of the slowest hundredth.
     lost_replicas: how many replicas went.
@@ -63,6 +67,7 @@ class FleetReplay:
     ttft_s: float
     p99_ttft_s: float
     lost_replicas: int
+    fetched_rate: float = 0.0
 
 
 def replay_fleet(
@@ -138,6 +143,11 @@ class _Fleet:
         self._counts = {False: [0, 0], True: [0, 0]}  # cached and prompt tokens; late ones apart
         self._ttfts_s: list[float] = []
         self._lost: list[_Replica] = []
+        self._store: DocumentCache | None = None
+        self._fetched_tokens = 0
+        if sizes.store_tokens_per_s:
+            most = 1 + sum(trace.tokens.values()) * len(trace)  # more than there will ever be
+            self._store = DocumentCache(most, POLICIES["lru"], block_tokens=sizes.block_tokens)
 
     def ask(self, documents: Request, *, is_late: bool) -> None:
         """Let one request arrive."""
@@ -153,6 +163,8 @@ class _Fleet:
         segments = (self._system, *(self._segments[document] for document in documents))
         match = replica.cache.match(segments)
         prefill_s = self._profile.prefill_s(match.cached_tokens, match.computed_tokens + 1)
+        if self._store is not None:
+            prefill_s = min(prefill_s, self._fetch(self._store, match, prefill_s))
         replica.cache.admit(replica.cache.use(match, prefill_s))
         replica.free_at_s = max(self._now_s, replica.free_at_s) + prefill_s
         replica.busy_s += prefill_s
@@ -164,6 +176,22 @@ class _Fleet:
         counts[0] += match.cached_tokens
         counts[1] += match.cached_tokens + match.computed_tokens
         self._remember(name, replica, path, segments)
+
+    def _fetch(self, store: DocumentCache, match: CachedPath, prefill_s: float) -> float:
+        """Fetch what the store has of a prompt if that is quicker; return how long all of it takes.
+
+        prefill_s: how long computing takes. What is computed gets into the store.
+        """
+        found = store.match(match.path)
+        store.admit(store.use(found))
+        more = found.cached_tokens - match.cached_tokens
+        if more <= 0:
+            return prefill_s
+        rest_s = self._profile.prefill_s(found.cached_tokens, found.computed_tokens + 1)
+        seconds = more / self._sizes.store_tokens_per_s + rest_s
+        if seconds < prefill_s:
+            self._fetched_tokens += more
+        return seconds
 
     def lose_replicas(self) -> None:
         """Take replicas away, drawn at random. Their queues are computed to the end."""
@@ -188,6 +216,7 @@ class _Fleet:
             sum(self._ttfts_s) / max(1, len(self._ttfts_s)),
             slowest[0],
             len(self._lost),
+            self._fetched_tokens / tokens if tokens else 0.0,
         )
 
     def _remember(

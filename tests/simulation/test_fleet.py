@@ -43,6 +43,21 @@ def test_where_replicas_go_some_hits_are_lost_and_later_found_again():
     assert lost.requests == whole.requests == 3000
 
 
+def test_a_store_saves_what_others_computed_and_random_routing_most_of_it():
+    plain, shared = fleet("random"), fleet("random", store_tokens_per_s=100_000)
+    assert plain.fetched_rate == 0
+    assert shared.hit_rate == plain.hit_rate
+    assert shared.fetched_rate > 0.2
+    assert shared.ttft_s < plain.ttft_s
+    assert fleet("documents", store_tokens_per_s=100_000).fetched_rate < shared.fetched_rate
+
+
+def test_a_store_slower_than_computing_is_not_used():
+    plain, shared = fleet("documents"), fleet("documents", store_tokens_per_s=1)
+    assert shared.fetched_rate == 0
+    assert shared.ttft_s == plain.ttft_s
+
+
 def test_the_last_replica_never_goes():
     assert fleet("documents", 1, lost_share=0.5).lost_replicas == 0
 
