@@ -136,7 +136,8 @@ class EngineConfig(BaseModel):
     Raises pydantic's ValidationError, a ValueError, for a value or a combination that cannot work.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    # Of what cannot be used, some is secret: a URL with a password, a key instead of its place.
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
     model: str = Field(default="memory", min_length=1)
     served_model_name: str | None = Field(default=None, min_length=1)

@@ -17,6 +17,7 @@ from ragcache_engine.fleet_serving.asked_documents import AskedDocuments
 from ragcache_engine.fleet_serving.fleet_settings import FleetSettings
 from ragcache_engine.fleet_serving.server_process import ServerProcess
 from ragcache_engine.fleet_serving.wire import (
+    RECEIVED,
     AnswerHead,
     FleetRequest,
     Headers,
@@ -60,6 +61,7 @@ class EngineReplica:
         """Pass a request on to the server; yield its answer's head, then its body. Closing ends it."""
         self._asked.begin(request, time.monotonic())
         try:
+            yield RECEIVED
             async with self._client.stream(
                 request.method,
                 request.target,

@@ -41,6 +41,7 @@ from ragcache_engine.fleet_serving.fleet_metrics import METRICS_PATH, join_metri
 from ragcache_engine.fleet_serving.request_paths import NOTHING, Routable, read_routable
 from ragcache_engine.fleet_serving.resuming import EventReader, SentAnswer
 from ragcache_engine.fleet_serving.wire import (
+    RECEIVED,
     AnswerHead,
     FleetBusy,
     FleetRequest,
@@ -293,12 +294,14 @@ class _Relay:
         self._is_stream = False
         self._has_begun = False
         self.failed = self._ended = 0
+        self._is_received = False  # by the replica of this attempt
 
     def gives_up_after(self, error: ReplicaLost) -> bool:
         """Count a failed attempt; return whether the request is to be sent to no further replica."""
         if not isinstance(error, ReplicaAway):
             self.failed += 1
-            self._ended += not isinstance(error, ReplicaFailed)
+            self._ended += self._is_received and not isinstance(error, ReplicaFailed)
+        self._is_received = False
         return self.failed == FAILED_ATTEMPTS or self._ended == ENDED_ATTEMPTS
 
     def begin_again(self) -> None:
@@ -314,6 +317,9 @@ class _Relay:
 
     async def take(self, part: AnswerHead | bytes) -> None:
         """Take the next part of an attempt. Raises ReplicaLost if it tells of a server that died."""
+        self._is_received = True
+        if part == RECEIVED:
+            return
         if isinstance(part, AnswerHead):
             if part.status >= 500 and self.failed + 1 < FAILED_ATTEMPTS:
                 raise ReplicaFailed(f"the server answered with HTTP {part.status}")

@@ -49,6 +49,10 @@ class NamedAnswer:
     body: bytes
 
 
+RECEIVED = b""
+"""What a replica says first: that it has the request. One that is lost before was not ended by it."""
+
+
 class ReplicaLost(Exception):
     """The replica that had a request is gone, or its server is. The ingress tries another."""
 

@@ -212,7 +212,8 @@ class DiskCopying(Generic[B]):
             self._host.begin_fill(key, slot)
             self._reading[name] = key
             request.from_disk.add(key)
-            if at < node.resident[DISK]:
+            is_on_disk = at < node.resident[DISK]
+            if is_on_disk and not (transfers.is_stalled and self.shared.transfers):
                 transfers.read(BlockCopy(name, slot), is_urgent=is_urgent)
             else:
                 assert self.shared.transfers is not None, "only a store has blocks beyond the disk"
@@ -345,7 +346,7 @@ class DiskCopying(Generic[B]):
         self._host.end_fill(key)
         if done.failure is not None:
             # The blocks after this one may be sound, but cannot be reached without it.
-            self._drop(key, (Tier.DISK, Tier.HOST))
+            self._drop(key, (Tier.HOST,) if is_shared else (Tier.DISK, Tier.HOST))
 
     def _finish_write(self, done: FinishedCopy) -> None:
         key = self._writing.pop(done.copy.name, None)

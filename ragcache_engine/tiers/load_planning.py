@@ -79,15 +79,20 @@ class LoadPlanner:
         request.load_blocks, request.passed_over_blocks = blocks, anywhere - blocks
 
     def is_worth_asking(self, request: TrackedRequest, blocks: int, *, others: int) -> bool:
-        """Return whether a request would load so many leading blocks if the shared store had them."""
+        """Return whether a request would load so many leading blocks if the shared store had them.
+
+        Of those that would not, one now and then asks all the same, and tries to load.
+        """
         first, block_tokens = request.device_blocks, self._block_tokens
         first += loadable_blocks(request, with_disk=True)
         left = request.prompt.tokens - first * block_tokens
         if blocks <= first or left <= 0:
             return False
         rate = self._choose_rate(request, self._speeds.from_shared, others)
-        is_worth_it = self._worth_loading(rate, first * block_tokens, left, blocks - first) > 0
-        return is_worth_it or self._speeds.from_shared.pass_over()
+        if self._worth_loading(rate, first * block_tokens, left, blocks - first):
+            return True
+        request.is_trial = self._speeds.from_shared.pass_over()
+        return request.is_trial
 
     def note_passed_over(self, request: TrackedRequest) -> None:
         """Note once, for a request's first plan, what it passes over; some of these try to load."""
@@ -97,7 +102,7 @@ class LoadPlanner:
             for copying, with_disk in ((speeds.from_disk, True), (speeds.from_host, False)):
                 if request.load_blocks < loadable_blocks(request, with_disk=with_disk):
                     slow = copying
-            request.is_trial = slow.pass_over()
+            request.is_trial = request.is_trial or slow.pass_over()
 
     def _most_to_try(self, request: TrackedRequest, cached: int, left: int) -> int:
         """Return how many blocks a trial loads, so that it takes no longer than computing everything.

@@ -260,7 +260,7 @@ class CacheManager(Generic[B]):
             request.load_asked_s = None
         request.device_blocks = device_tokens // self.block_tokens
         self._plan_loads(request, is_urgent=True)
-        if not request.is_planned:
+        if not request.is_planned and not request.awaits_answers:
             request.is_planned = True
             self._planner.note_passed_over(request)
             if request.is_trial:
@@ -730,6 +730,7 @@ class CacheManager(Generic[B]):
         first, here = request.device_blocks, request.device_blocks * self.block_tokens
         keys = request.prompt.keys[first : first + -(-loaded_tokens // self.block_tokens)]
         disk_blocks = sum(key in request.from_disk for key in keys)
+        request.shared_tokens = self.block_tokens * sum(key in request.from_shared for key in keys)
         loaded = min(loaded_tokens, request.prompt.tokens - 1 - here)
         disk_tokens = min(disk_blocks * self.block_tokens, loaded)
         return {Tier.DEVICE: here, Tier.HOST: loaded - disk_tokens, Tier.DISK: disk_tokens}
@@ -771,9 +772,7 @@ class CacheManager(Generic[B]):
         counters.device_tokens += tokens[Tier.DEVICE]
         counters.host_tokens += tokens[Tier.HOST]
         counters.disk_tokens += tokens[Tier.DISK]
-        counters.shared_tokens += min(
-            tokens[Tier.DISK], len(request.from_shared) * self.block_tokens
-        )
+        counters.shared_tokens += min(tokens[Tier.DISK], request.shared_tokens)
         counters.computed_tokens += request.prompt.tokens - sum(tokens.values())
         if reuse is not None:
             borrowed = sum(reuse.borrowed_by_tier.values())

@@ -26,7 +26,7 @@ class TrackedRequest:
     load_blocks: how many of the next blocks to load from slower tiers.
     passed_over_blocks: how many blocks could be loaded, but are computed because that is quicker.
     from_disk: keys of blocks that were read from disk for this request, or fetched from the shared store.
-    from_shared: those of them that were fetched.
+    from_shared: those of them that were fetched. shared_tokens: how many tokens of the prompt came so.
     shared_blocks: how many leading blocks of the prompt the shared store can fill up, as far as is known.
     asked_shared: where in the prompt the documents end whose last block the store was asked for.
     awaits_answers: whether the store has not answered yet, since asked_s. has_asked: whether it was to be
@@ -59,6 +59,7 @@ class TrackedRequest:
     passed_over_blocks: int = 0
     from_disk: set[Key] = field(default_factory=set)
     from_shared: set[Key] = field(default_factory=set)
+    shared_tokens: int = 0
     shared_blocks: int = 0
     asked_shared: Sequence[int] = ()
     awaits_answers: bool = False

@@ -5,7 +5,7 @@ The threads that ask, read and write are those of `shared/transfers.py`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Generic
 
 from ragcache_engine.knowledge import Node, Tier
@@ -92,26 +92,40 @@ class SharedCopying(Generic[B]):
 
     # -- storing -----------------------------------------------------------------------------------
 
-    def offer(self, nodes: Iterable[Node]) -> None:
-        """Store the blocks of documents that the host has and the store lacks."""
+    def offer(self, nodes: Sequence[Node]) -> None:
+        """Store the blocks of documents that the host has and the store lacks.
+
+        nodes: of one path, in order; those before the last document are stored.
+        """
         transfers = self.transfers
-        if transfers is None or not transfers.is_usable:
+        if transfers is None:
             return
-        for node in nodes:
-            if not _leads_to_document(node):
-                continue
-            record = self._index.record(node)
-            here = node.resident[HOST] if record.files else 0
-            last = record.files[here - 1] if here else None
-            if last is None or transfers.is_stored(last):
-                continue  # then those before it are, too
-            for at in range(here):
-                name, slot = record.files[at], record.slots[at]
-                if name is None or slot is None or self._host.is_filling(record.keys[at]):
-                    break
-                if transfers.lacks(name):
-                    self._host.hold(slot)
-                    transfers.write(BlockCopy(name, slot, record.marks))
+        # The host's slots are for requests, and a slow store holds each until it has been read.
+        room = min(transfers.room, self._host.count // 4 - transfers.pending_writes)
+        count = len(nodes)
+        while count and not nodes[count - 1].documents:
+            count -= 1
+        for node in nodes[:count]:
+            if room <= 0:
+                return
+            room -= self._offer(node, room, transfers)
+
+    def _offer(self, node: Node, room: int, transfers: SharedTransfers) -> int:
+        """Store at most so many of a node's blocks; return how many."""
+        record = self._index.record(node)
+        names, here = record.files, node.resident[HOST] if record.files else 0
+        at = here
+        while at and not ((name := names[at - 1]) and transfers.is_stored(name)):
+            at -= 1  # those before one that is stored are, too
+        begun = at
+        while at < min(here, begun + room) and not self._host.is_filling(record.keys[at]):
+            name, slot = names[at], record.slots[at]
+            if name is None or slot is None:
+                break
+            self._host.hold(slot)
+            transfers.write(BlockCopy(name, slot, record.marks))
+            at += 1
+        return at - begun
 
     # -- results -----------------------------------------------------------------------------------
 
@@ -120,8 +134,3 @@ class SharedCopying(Generic[B]):
         self._host.release(done.copy.slot)
         self._counters.shared_written_bytes += done.size_bytes
         self._counters.unshared += done.failure is not None
-
-
-def _leads_to_document(node: Node) -> bool:
-    """Return whether a node belongs to a document, or stands right before one."""
-    return bool(node.documents) or any(child.documents for child in (node.children or {}).values())

@@ -15,6 +15,7 @@ from ragcache_engine.corpora.registered import Corpora
 from ragcache_engine.fleet_serving import ingress
 from ragcache_engine.fleet_serving.ingress import FleetDoors
 from ragcache_engine.fleet_serving.wire import (
+    RECEIVED,
     AnswerHead,
     FleetBusy,
     FleetRequest,
@@ -179,7 +180,7 @@ async def test_an_answer_that_cannot_be_continued_ends_with_an_error():
     assert "three" not in answer.text
 
 
-@pytest.mark.parametrize("begun", [[], [AnswerHead(200, EVENTS), *stream(["one "])]])
+@pytest.mark.parametrize("begun", [[RECEIVED], [AnswerHead(200, EVENTS), *stream(["one "])]])
 async def test_a_request_that_ends_its_replicas_ends_two_at_most(
     begun: list[AnswerHead | bytes],
 ):
@@ -189,9 +190,18 @@ async def test_a_request_that_ends_its_replicas_ends_two_at_most(
     assert len(replicas.requests) == 2
     assert '"GenerationFailed"' in answer.text
     assert "2 replicas failed or ended" in answer.text
-    if not begun:
+    if begun == [RECEIVED]:
         assert answer.status_code == 500
         assert answer.headers["x-should-retry"] == "false"  # OpenAI's clients would send it again
+
+
+async def test_a_request_that_lost_replicas_before_they_had_it_is_tried_once_more():
+    replicas = MadeUp(
+        *[[ReplicaLost("dead already")]] * 2, [AnswerHead(200, JSON), b'{"whole": 1}']
+    )
+    async with client(replicas) as door:
+        answer = await door.post("/v1/completions", json={"prompt": "p"})
+    assert answer.json() == {"whole": 1}
 
 
 async def test_a_replica_that_never_had_the_request_is_no_reason_to_give_it_up():

@@ -146,7 +146,8 @@ class VLLMBackend:
         self._is_borrowing = False
         self._engine_id: str | None = None
         self._disk_threads = DaemonThreads(FORGOTTEN_AT_ONCE, "ragcache-forgetting")
-        self._shared: SharedStore | None = None  # opened when something is forgotten
+        # Opened when something is forgotten.
+        self._shared: tuple[SharedStore, ForgottenElsewhere] | None = None
         self._counters = Counters()
         self._upkeep_numbers = count()
         self._adopted: list[str] = []
@@ -399,7 +400,9 @@ class VLLMBackend:
                     partial(self._leave_tombstones, document_ids)
                 )
                 if self._budget.shared:
-                    await self._disk_threads.run(partial(self._forget_shared, document_ids))
+                    tombstones |= await self._disk_threads.run(
+                        partial(self._forget_shared, document_ids)
+                    )
             except (OSError, ConfigError, StoreAway) as error:
                 failure = error
         try:
@@ -428,14 +431,18 @@ class VLLMBackend:
         naming = keys.naming if keys else PLAIN
         return leave_tombstones(folder, map(naming.mark, document_ids))
 
-    def _forget_shared(self, document_ids: Sequence[str]) -> None:
-        """Tell the engines of other hosts, and remove the blocks from what they share."""
+    def _forget_shared(self, document_ids: Sequence[str]) -> dict[str, int]:
+        """Tell the engines of other hosts, and remove the blocks from what they share.
+
+        Returns the times of the tombstones that stand in the folder then.
+        """
         assert self._budget.shared is not None
-        if self._shared is None:
-            self._shared = open_store(self._budget.shared)
         keys = self._budget.open_keys()
-        forgotten = ForgottenElsewhere(self._budget.folder(), self._shared, keys)
-        forgotten.forget([*map((keys.naming if keys else PLAIN).mark, document_ids)])
+        if self._shared is None:
+            store = open_store(self._budget.shared)
+            self._shared = store, ForgottenElsewhere(self._budget.folder(), store, keys)
+        _, forgotten = self._shared
+        return forgotten.forget([*map((keys.naming if keys else PLAIN).mark, document_ids)])
 
     def _forget_files(self, document_ids: Sequence[str]) -> None:
         keys, folder = self._budget.open_keys(), self._budget.folder()
@@ -567,7 +574,7 @@ class VLLMBackend:
             # In case vLLM's processes were killed while they started.
             shared_memory.remove(shared_memory.name_memory(self._engine_id))
         if self._shared:
-            self._shared.close()
+            self._shared[0].close()
         self._log.close()
 
 

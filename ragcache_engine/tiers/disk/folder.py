@@ -88,7 +88,7 @@ class _StoredFile(NamedTuple):
 class DiskFolder:
     """The block files of one origin in a shared folder. One thread may write while others read.
 
-    kept: which files somebody keeps.
+    kept: which files somebody keeps. hides_earlier: whether files of earlier engines are hidden.
     quota_bytes: bytes that all block files in the folder may take together, whatever their origin. Of
       engines that share the folder, the largest quota counts.
     used_bytes: bytes that they take, as far as this engine knows.
@@ -121,6 +121,7 @@ class DiskFolder:
         self._claim = Claim(folder, quota_bytes)
         self._tombstones = Tombstones(folder)
         self.kept = KeptFiles(folder, self._home.name, self._claim.name, self._claim.is_alive)
+        self.hides_earlier = False
         self._names: dict[str, set[str]] = {}  # of this origin's files, by their first two letters
         self._listed_ns: dict[str, int] = {}
         self.refresh()
@@ -140,6 +141,8 @@ class DiskFolder:
     def refresh(self) -> None:
         """Look for files that other engines have written, removed or kept. For the writing thread."""
         self.kept.refresh()
+        if self.hides_earlier:
+            return
         now_ns = time.time_ns()
         with contextlib.suppress(OSError), os.scandir(self._home) as folders:
             for part in folders:
@@ -150,6 +153,19 @@ class DiskFolder:
                         # A clock too coarse could hide what changes right after this look.
                         is_settled = changed_ns < now_ns - COARSEST_CLOCK_NS
                         self._listed_ns[part.name] = changed_ns if is_settled else 0
+
+    def hide_earlier(self) -> None:
+        """Know no file but those that this engine writes, until `show_earlier`.
+
+        For as long as nobody can say which of them come from documents that other hosts have forgotten.
+        """
+        self.hides_earlier = True
+        self._names.clear()
+        self._listed_ns.clear()
+
+    def show_earlier(self) -> None:
+        """Undo `hide_earlier`: `refresh` finds the files."""
+        self.hides_earlier = False
 
     def find_forgotten(self) -> dict[str, int]:
         """Return the marks of documents that another engine has forgotten, and when; each once."""

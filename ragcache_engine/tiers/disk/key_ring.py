@@ -6,7 +6,8 @@
 
 Each of these files is random bytes, encrypted with the master key, which lies nowhere in the folder. So
 another master key costs a few short files, not all tensors; and without its file, what a tenant stored
-cannot be read any more. Hosts that share a store share these files through it, but for the last kind.
+cannot be read any more. Hosts that share a store share the first of these files through it, and derive
+tenants' keys from it.
 """
 
 from __future__ import annotations
@@ -55,7 +56,8 @@ class KeyRing:
 
     masters: the master key, and before it was changed earlier ones, whose files are encrypted anew. Those
       of the earlier ones go once nobody names them any more: engines that still have one go on.
-    shared: where hosts share keys; theirs count before those of this folder.
+    shared: where hosts share the secret; theirs counts before that of this folder.
+    is_agreed: whether they do. Then tenants' keys are derived from it.
     naming: names this folder's files. id: stands for its secret in the headers of files.
     is_new: whether the folder had no keys below these master keys, or other ones.
     Raises OSError if the folder cannot be read or written to, ConfigError without the library for it.
@@ -64,7 +66,7 @@ class KeyRing:
     def __init__(
         self, folder: Path, masters: Sequence[bytes], shared: SharedKeys | None = None
     ) -> None:
-        self._master, self._shared = _cipher(masters[0]), shared
+        self._master = _cipher(masters[0])
         keys = folder / FOLDER
         self._place = keys / _id_of(masters[0])
         self._ciphers: dict[str, AESGCM] = {}
@@ -76,6 +78,7 @@ class KeyRing:
         for name, earlier in named.items():
             self._take_over(keys / name, _cipher(earlier))
         self._remove_earlier(keys, named)
+        self.is_agreed = shared is not None and self._agree(shared)
         self.naming = Naming(self._find(NAMES))
         self.id = blake2b(
             b"", digest_size=8, key=self.naming.secret, person=b"key ring"
@@ -115,13 +118,30 @@ class KeyRing:
     def _cipher_of(self, owner: str) -> AESGCM:
         with self._lock:
             if (cipher := self._ciphers.get(owner)) is None:
-                cipher = self._ciphers[owner] = _cipher(self._find(f"{TENANT}{owner}"))
+                key = self._derive(owner) if self.is_agreed else self._find(f"{TENANT}{owner}")
+                cipher = self._ciphers[owner] = _cipher(key)
             return cipher
+
+    def is_shared_with(self, shared: SharedKeys) -> bool:
+        """Return whether the other hosts have the same secret; give it back to them if it was lost.
+
+        Raises StoreAway, OSError.
+        """
+        name, content = f"{self._place.name}-{NAMES}", (self._place / NAMES).read_bytes()
+        if self.is_agreed and (found := shared.read_key(name)) != content:
+            if found is None:
+                shared.add_key(name, content)
+                found = shared.read_key(name)
+            return _open(self._master, NAMES, found or b"") == self.naming.secret
+        return self.is_agreed
+
+    def _derive(self, owner: str) -> bytes:
+        """Return a tenant's key where hosts share the secret: they need not agree on any other one."""
+        secret = self.naming.secret
+        return blake2b(owner.encode(), digest_size=KEY_BYTES, key=secret, person=b"tenant").digest()
 
     def _find(self, name: str) -> bytes:
         """Return the key of this name; make one if there is none, or none that can be read."""
-        if self._shared is not None:
-            self._agree(name, self._shared)
         path = self._place / name
         with contextlib.suppress(FileNotFoundError):
             if (key := _open(self._master, name, path.read_bytes())) is not None:
@@ -134,25 +154,31 @@ class KeyRing:
             raise OSError(f"{path} cannot be written")
         return key
 
-    def _agree(self, name: str, shared: SharedKeys) -> None:
-        """Take a key from the other hosts, or give them this one's. One that is damaged counts as none.
+    def _agree(self, shared: SharedKeys) -> bool:
+        """Take the secret in names from the other hosts, or give them this one's; False if neither works.
 
-        While nobody can be asked, this host has a key of its own: others cannot read what it encrypts.
+        One in the store that cannot be opened counts as another one.
         """
-        path, shared_name = self._place / name, f"{self._place.name}-{name}"
-        with contextlib.suppress(StoreAway):
-            content = shared.read_key(shared_name)
-            if content is None:
-                if not path.exists():
-                    self._write(name, os.urandom(KEY_BYTES))
+        path, shared_name = self._place / NAMES, f"{self._place.name}-{NAMES}"
+        try:
+            if (content := shared.read_key(shared_name)) is None:
+                self._find(NAMES)
                 shared.add_key(shared_name, path.read_bytes())
                 content = shared.read_key(shared_name)
-            if content is None or (key := _open(self._master, name, content)) is None:
-                return
-            if not path.exists() or _open(self._master, name, path.read_bytes()) != key:
-                self.is_new |= path.exists() and name == NAMES
-                path.unlink(missing_ok=True)
-                self._write(name, key)
+        except StoreAway as error:
+            logger.warning("the hosts that share a store could not agree on their keys: %s", error)
+            return False
+        key = None if content is None else _open(self._master, NAMES, content)
+        if key is None:
+            logger.warning("the key %s in the shared cache cannot be opened", shared_name)
+            return False
+        if not path.exists():
+            self._write(NAMES, key)
+        elif self._find(NAMES) != key:
+            self.is_new = True
+            path.unlink(missing_ok=True)
+            self._write(NAMES, key)
+        return True
 
     def _write(self, name: str, key: bytes) -> None:
         """Write a key's file, unless there is one."""
@@ -195,8 +221,11 @@ def open_key_ring(folder: Path, source: str, shared_cache: str | None = None) ->
     source: as in `read_master_keys`. shared_cache: the URL of a store through which hosts share them.
     Raises ConfigError, OSError.
     """
-    shared = None if shared_cache is None else open_store(shared_cache)
-    return KeyRing(folder, read_master_keys(source), shared)
+    masters = read_master_keys(source)
+    if shared_cache is None:
+        return KeyRing(folder, masters)
+    with contextlib.closing(open_store(shared_cache)) as store:
+        return KeyRing(folder, masters, store)
 
 
 def _open(master: AESGCM, name: str, content: bytes) -> bytes | None:

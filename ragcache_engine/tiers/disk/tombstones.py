@@ -58,6 +58,11 @@ class Tombstones:
     def note(self, times: Mapping[str, int]) -> None:
         """Note that this engine holds nothing of these documents that is older than their tombstones."""
         self._acted.update(times)
+        for mark, at in times.items():
+            if self._told.get(mark, at) != at:
+                # Another tombstone was told of in between: it is told again, as it has to be acted upon.
+                del self._told[mark]
+                self._looked_at = 0
 
     def forbid(self, marks: Sequence[str]) -> bool:
         """Return whether tensors computed from these documents are to be dropped."""

@@ -56,6 +56,8 @@ def read_address(url: str) -> StoreAddress:
             "shared_cache has a password in its URL, which logs would show: leave it out, and put it "
             + (f"into the environment variable {PASSWORD}" if is_redis else "into the environment")
         )
+    if parts.scheme == "file" and (parts.netloc or not parts.path.strip("/")):
+        raise ConfigError("shared_cache is file:///FOLDER, with three slashes, for a folder")
     said = dict(parse_qsl(parts.query, keep_blank_values=True))
     known_options = {"ttl", "prefix"} if is_redis else {"ttl", "quota"}
     if unknown := said.keys() - known_options:

@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Literal
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError, NotFoundError
@@ -26,7 +26,12 @@ from obstore.store import LocalStore, ObjectStore, from_url
 
 from ragcache_engine.errors import ConfigError
 from ragcache_engine.tiers.shared.address import StoreAddress
-from ragcache_engine.tiers.shared.store import SharedStore, StoreAway, StoredBlock
+from ragcache_engine.tiers.shared.store import (
+    TOMBSTONES_STAY_S,
+    SharedStore,
+    StoreAway,
+    StoredBlock,
+)
 
 AT_ONCE = 16
 """How many objects to ask for at once: each answer takes some ten milliseconds, whatever its size."""
@@ -34,18 +39,19 @@ AT_ONCE = 16
 ANSWER_S = 10.0
 """A store that does not answer within so many seconds is away."""
 
-BLOCKS, OF, FORGOTTEN, KEYS, CLOCK = "blocks", "of", "forgotten", "keys", "clock"
+BLOCKS, OF, FORGOTTEN, KEYS, TIDIED = "blocks", "of", "forgotten", "keys", "tidied"
 
 REMOVED_AT_ONCE = 1000
 
-TOMBSTONES_STAY = timedelta(days=30)
+TIDY_AGAIN = timedelta(minutes=30)
+"""One host tidies up for all of them, and then nobody does for so long."""
 
 
 def open_object_store(address: StoreAddress) -> ObjectBlocks:
     """Return the door to the store of this address. Raises ConfigError."""
     try:
         if address.scheme == "file":
-            folder = Path(urlsplit(address.url).path)
+            folder = Path(unquote(urlsplit(address.url).path))
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             return ObjectBlocks(LocalStore(str(folder)), address)
         options: Any = {"timeout": f"{ANSWER_S:.0f}s", "connect_timeout": "2s"}
@@ -64,9 +70,10 @@ class ObjectBlocks(SharedStore):
 
     blocks_at_once = AT_ONCE
     readers = 2
+    look_s = 5.0  # each look is paid for
 
     def __init__(self, store: ObjectStore, address: StoreAddress) -> None:
-        self.label = address.url
+        self.label = self.identity = address.url
         self._store = store
         self._ttl_s, self._quota_bytes = address.ttl_s, address.quota_bytes
         self._threads = ThreadPoolExecutor(AT_ONCE, "ragcache-objects")
@@ -87,22 +94,30 @@ class ObjectBlocks(SharedStore):
             (f"{OF}/{mark}/{secrets.token_hex(8)}", "\n".join(keys).encode())
             for mark, keys in by_mark.items()
         ]
-        # Names first: `forget` finds what comes.
-        for objects in (named, [(f"{BLOCKS}/{block.key}", block.content) for block in blocks]):
+        contents = [
+            (f"{BLOCKS}/{block.key}", block.content)
+            for block in blocks
+            if block.content is not None
+        ]
+        for objects in (named, contents):  # names first: `clear` finds what comes
             list(self._threads.map(self._put, *zip(*objects, strict=True)) if objects else ())
 
     def remove(self, keys: Sequence[str]) -> None:
         self._delete([f"{BLOCKS}/{key}" for key in keys])
 
-    def forget(self, marks: Sequence[str]) -> dict[str, str]:
-        stamps = {mark: self._put(f"{FORGOTTEN}/{mark}", os.urandom(16)) for mark in marks}
+    def leave_tombstones(self, marks: Sequence[str]) -> dict[str, str]:
+        stamps = self._threads.map(
+            lambda mark: self._put(f"{FORGOTTEN}/{mark}", os.urandom(16)), marks
+        )
+        return dict(zip(marks, stamps, strict=True))
+
+    def clear(self, marks: Sequence[str]) -> None:
+        # The lists of names stay until they end: somebody may write a block of theirs right now.
         for mark in marks:
             for places in self._list(f"{OF}/{mark}/"):
                 paths = [str(place["path"]) for place in places]
                 for content in self._threads.map(self._get, paths):
-                    self.remove((content or b"").decode().split())
-                self._delete(paths)
-        return stamps
+                    self.remove((content or b"").decode(errors="replace").split())
 
     def tombstones(self) -> Mapping[str, str]:
         return {
@@ -126,22 +141,21 @@ class ObjectBlocks(SharedStore):
         return None
 
     def tidy(self) -> None:
-        """Remove what is older than its time, and the oldest blocks beyond the quota."""
-        oldest = self._now() - timedelta(seconds=self._ttl_s)
-        blocks: list[tuple[datetime, int, str]] = []
-        for places in self._list(f"{BLOCKS}/"):
-            blocks += [(each["last_modified"], each["size"], str(each["path"])) for each in places]
-        used_bytes, ended = sum(size for _, size, _ in blocks), []
-        for written, size, path in sorted(blocks):
-            is_over = self._quota_bytes is not None and used_bytes > self._quota_bytes
-            if written >= oldest and not is_over:
-                break
-            used_bytes -= size
-            ended.append(path)
-        self._delete(ended)
+        """Remove what is older than its time, and the oldest blocks beyond the quota.
+
+        One host does it for all: nobody does if another one has begun within half an hour.
+        """
+        latest = self._look(TIDIED)
+        now = self._touch(TIDIED)
+        if latest is not None and now - latest["last_modified"] < TIDY_AGAIN:
+            return
+        oldest = now - timedelta(seconds=self._ttl_s)
+        self._remove_older(BLOCKS, oldest)
+        if self._quota_bytes is not None:
+            self._remove_beyond(self._quota_bytes)
         # A list of names is as old as its blocks, or older.
         self._remove_older(OF, oldest - timedelta(hours=1))
-        self._remove_older(FORGOTTEN, self._now() - TOMBSTONES_STAY)
+        self._remove_older(FORGOTTEN, now - timedelta(seconds=TOMBSTONES_STAY_S))
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
@@ -150,12 +164,24 @@ class ObjectBlocks(SharedStore):
         for places in self._list(f"{folder}/"):
             self._delete([str(each["path"]) for each in places if each["last_modified"] < oldest])
 
+    def _remove_beyond(self, quota_bytes: int) -> None:
+        blocks: list[tuple[datetime, int, str]] = []
+        for places in self._list(f"{BLOCKS}/"):
+            blocks += [(each["last_modified"], each["size"], str(each["path"])) for each in places]
+        used_bytes, ended = sum(size for _, size, _ in blocks), []
+        for _, size, path in sorted(blocks):
+            if used_bytes <= quota_bytes:
+                break
+            used_bytes -= size
+            ended.append(path)
+        self._delete(ended)
+
     # -- objects -----------------------------------------------------------------------------------
 
-    def _now(self) -> datetime:
-        """Return the time by the store's clock: this machine's may differ by hours."""
-        self._put(CLOCK, b"")
-        place = self._look(CLOCK)
+    def _touch(self, path: str) -> datetime:
+        """Write an object, and return when that was by the store's clock: this machine's may be wrong."""
+        self._put(path, b"")
+        place = self._look(path)
         if place is None:
             raise StoreAway(f"{self.label} lost an object within a moment")
         written: datetime = place["last_modified"]
@@ -217,4 +243,5 @@ class ObjectBlocks(SharedStore):
 
 def _stamp(place: Any) -> str:
     """Return a stamp for an object's content; every store has one, or tells when it was written."""
-    return str(place.get("e_tag") or place.get("version") or place.get("last_modified"))
+    tag = place.get("e_tag") or place.get("version") or place.get("last_modified")
+    return str(tag).removeprefix("W/").strip('"')  # some stores quote it in some answers only

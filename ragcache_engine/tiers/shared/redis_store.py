@@ -1,19 +1,21 @@
-"""A shared store in Redis or Valkey.
+"""A shared store in Redis (from 6.2 on) or Valkey.
 
     <prefix>:b:<origin>/<name>     a block; expires
     <prefix>:of:<mark>             sorted set of blocks computed from a document, by when they expire
-    <prefix>:marks                 sorted set of marks, by when their latest block expires
-    <prefix>:forgotten             sorted set of forgotten documents' marks, by the count of forgets
-    <prefix>:forgets               that count
+    <prefix>:marks                 sorted set of those documents' marks, by when the latest block expires
+    <prefix>:forgotten             hash of the tombstones' stamps by mark
+    <prefix>:forgotten-at          sorted set of the same marks, by when that was
+    <prefix>:version               a random number, another one after each tombstone
     <prefix>:key:<name>            the file of an encryption key
 
-Only blocks expire, so that a server with maxmemory-policy volatile-lru makes room among them alone.
+Only blocks expire by themselves, so that a server with maxmemory-policy volatile-lru makes room among
+them alone.
 """
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -21,6 +23,7 @@ import redis
 
 from ragcache_engine.tiers.shared.address import PASSWORD, StoreAddress
 from ragcache_engine.tiers.shared.store import (
+    TOMBSTONES_STAY_S,
     SharedStore,
     StoreAway,
     StoredBlock,
@@ -30,13 +33,14 @@ from ragcache_engine.tiers.shared.store import (
 ANSWER_S = 2.0
 """A server that does not answer within so many seconds is away."""
 
-MOST_TOMBSTONES = 100_000
-"""How many tombstones to keep. A host that was away for more than so many may serve old blocks."""
-
-MARKS_AT_ONCE = 256
+AT_ONCE = 256
+"""How many keys one command names."""
 
 READ_BYTES = 1 << 20
 """Bytes to ask the network for at once: a block has about so many, and 64 KiB read half as fast."""
+
+MARGIN_S = 3600
+"""A block's entry in the list of its document stays so much longer than the block."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -66,12 +70,16 @@ class RedisStore(SharedStore):
 
     blocks_at_once = 4
     readers = 2
+    look_s = 2.0
 
     def __init__(self, address: StoreAddress, password: str | None = None) -> None:
         self.label = address.url
+        self.identity = f"{address.url}?{address.prefix}"
         self._prefix, self._ttl_s = address.prefix, address.ttl_s
-        self._forgets = f"{address.prefix}:forgets"
+        self._marks = f"{address.prefix}:marks"
+        self._version = f"{address.prefix}:version"
         self._forgotten = f"{address.prefix}:forgotten"
+        self._forgotten_at = f"{address.prefix}:forgotten-at"
         self._known: tuple[bytes | None, Mapping[str, str]] = (None, {})
         self._redis: Any = redis.Redis.from_url(
             address.url,
@@ -101,76 +109,87 @@ class RedisStore(SharedStore):
 
     @_tells_away
     def read(self, keys: Sequence[str]) -> list[bytes | None]:
-        return list(self._redis.mget(map(self._block, keys)))
+        return list(self._redis.mget(map(self._block, keys))) if keys else []
 
     @_tells_away
     def write(self, blocks: Sequence[StoredBlock]) -> None:
-        now_s = self._now_s()
-        until_s = now_s + self._ttl_s
+        until_s = self._now_s() + self._ttl_s + MARGIN_S
         by_mark: dict[str, dict[str, int]] = {}
         for block in blocks:
             for mark in block.marks:
                 by_mark.setdefault(mark, {})[block.key] = until_s
         with self._redis.pipeline(transaction=False) as asked:
             for mark, keys in by_mark.items():
-                asked.zadd(self._of(mark), keys)
-                asked.zremrangebyscore(self._of(mark), "-inf", now_s)
+                asked.zadd(self._of(mark), keys, gt=True)
             if by_mark:
-                asked.zadd(f"{self._prefix}:marks", dict.fromkeys(by_mark, until_s))
+                asked.zadd(self._marks, dict.fromkeys(by_mark, until_s), gt=True)
             asked.execute()
-            # Now `forget` finds what comes.
+            # Now `clear` finds what comes.
             for block in blocks:
-                asked.set(self._block(block.key), block.content, ex=self._ttl_s)
+                if block.content is not None:
+                    asked.set(self._block(block.key), block.content, ex=self._ttl_s)
             asked.execute()
 
     @_tells_away
     def remove(self, keys: Sequence[str]) -> None:
-        if keys:
-            self._redis.unlink(*map(self._block, keys))
+        for some in _pieces(keys):
+            self._redis.unlink(*map(self._block, some))
 
     @_tells_away
-    def forget(self, marks: Sequence[str]) -> dict[str, str]:
+    def leave_tombstones(self, marks: Sequence[str]) -> dict[str, str]:
         if not marks:
             return {}
-        # A server that has lost everything must not count the same numbers again.
-        self._redis.set(self._forgets, secrets.randbits(48), nx=True)
-        stamp = self._redis.incr(self._forgets)
-        self._redis.zadd(self._forgotten, dict.fromkeys(marks, stamp))
-        self._redis.zremrangebyrank(self._forgotten, 0, -MOST_TOMBSTONES - 1)
-        # Counted once more: whoever counted before the marks stood there looks again.
-        self._redis.incr(self._forgets)
+        try:
+            return self._leave(marks)
+        except redis.exceptions.OutOfMemoryError:
+            self.clear(marks)  # that makes room
+            return self._leave(marks)
+
+    def _leave(self, marks: Sequence[str]) -> dict[str, str]:
+        stamps = {mark: secrets.token_hex(8) for mark in marks}
+        self._redis.hset(self._forgotten, mapping=stamps)
+        self._redis.zadd(self._forgotten_at, dict.fromkeys(marks, self._now_s()))
+        # Last: whoever read it before the tombstones stood there looks again.
+        self._redis.set(self._version, secrets.token_hex(8))
+        return stamps
+
+    @_tells_away
+    def clear(self, marks: Sequence[str]) -> None:
+        # The lists stay until they end: somebody may write a block of theirs right now.
         for mark in marks:
-            found = [key.decode() for key in self._redis.zrange(self._of(mark), 0, -1)]
-            for at in range(0, len(found), MARKS_AT_ONCE):
-                self.remove(found[at : at + MARKS_AT_ONCE])
-                self._redis.zrem(self._of(mark), *found[at : at + MARKS_AT_ONCE])
-        return dict.fromkeys(marks, str(stamp))
+            found = self._redis.zrange(self._of(mark), 0, -1)
+            self.remove([key.decode(errors="replace") for key in found])
 
     @_tells_away
     def tombstones(self) -> Mapping[str, str]:
-        count = self._redis.get(self._forgets)
-        if count != self._known[0]:
-            found = self._redis.zrange(self._forgotten, 0, -1, withscores=True)
-            self._known = count, {mark.decode(): str(int(stamp)) for mark, stamp in found}
+        version = self._redis.get(self._version)
+        if version is None or version != self._known[0]:
+            found = self._redis.hgetall(self._forgotten)
+            self._known = version, {_text(mark): _text(stamp) for mark, stamp in found.items()}
         return self._known[1]
 
     @_tells_away
     def stamps(self, marks: Sequence[str]) -> list[str | None]:
-        if not marks:
-            return []
-        found = self._redis.zmscore(self._forgotten, marks)
-        return [None if stamp is None else str(int(stamp)) for stamp in found]
+        found = self._redis.hmget(self._forgotten, list(marks)) if marks else []
+        return [None if stamp is None else _text(stamp) for stamp in found]
 
     @_tells_away
     def tidy(self) -> None:
-        """Remove the sets of documents without blocks: they must not expire by themselves."""
-        now_s, known = self._now_s(), f"{self._prefix}:marks"
-        ended = self._redis.zrangebyscore(known, "-inf", now_s, start=0, num=MARKS_AT_ONCE)
-        for mark in ended:
-            of = self._of(mark.decode())
-            self._redis.zremrangebyscore(of, "-inf", now_s)
-            if not self._redis.zcard(of):
-                self._redis.zrem(known, mark)
+        """Remove the lists of documents without blocks, which must not expire, and old tombstones."""
+        now_s = self._now_s()
+        while ended := self._redis.zrangebyscore(self._marks, "-inf", now_s, start=0, num=AT_ONCE):
+            for mark in ended:
+                of = self._of(_text(mark))
+                self._redis.zremrangebyscore(of, "-inf", now_s)
+                latest = self._redis.zrange(of, -1, -1, withscores=True)
+                if latest:  # of another host, which keeps blocks for longer
+                    self._redis.zadd(self._marks, {mark: latest[0][1]})
+                else:
+                    self._redis.zrem(self._marks, mark)
+        oldest_s = now_s - TOMBSTONES_STAY_S
+        for some in _pieces(self._redis.zrangebyscore(self._forgotten_at, "-inf", oldest_s)):
+            self._redis.hdel(self._forgotten, *some)
+            self._redis.zrem(self._forgotten_at, *some)
 
     @_tells_away
     def read_key(self, name: str) -> bytes | None:
@@ -184,19 +203,33 @@ class RedisStore(SharedStore):
     @_tells_away
     def describe_risk(self) -> str | None:
         try:
-            found = self._redis.config_get("maxmemory-policy")
+            found = self._redis.config_get("maxmemory*")
         except redis.ResponseError:  # managed servers do not tell
             return None
-        policy = str(found.get("maxmemory-policy", ""))
-        if not policy.startswith("allkeys"):
-            return None
-        return (
-            f"{self.label} has maxmemory-policy {policy} and may evict the marks of forgotten documents: "
-            "set it to volatile-lru"
-        )
+        policy, memory = found.get("maxmemory-policy", ""), found.get("maxmemory", "0")
+        if policy.startswith("allkeys"):
+            return (
+                f"{self.label} has maxmemory-policy {policy} and may evict the marks of forgotten "
+                "documents: set it to volatile-lru"
+            )
+        if policy == "noeviction" and str(memory) != "0":
+            return (
+                f"{self.label} has maxmemory-policy noeviction: once it is full it takes nothing more. "
+                "Set it to volatile-lru"
+            )
+        return None
 
     def close(self) -> None:
         self._redis.close()
 
     def _now_s(self) -> int:
         return int(self._redis.time()[0])
+
+
+def _pieces(things: Sequence[Any]) -> Iterator[Sequence[Any]]:
+    for at in range(0, len(things), AT_ONCE):
+        yield things[at : at + AT_ONCE]
+
+
+def _text(said: bytes) -> str:
+    return said.decode(errors="replace")

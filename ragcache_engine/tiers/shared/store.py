@@ -15,33 +15,40 @@ class StoreAway(Exception):
     """The store does not answer, or not in time, or not as it should. Blocks in it count as missing."""
 
 
-class StoreFull(Exception):
+class StoreFull(StoreAway):
     """The store takes nothing more. What it holds can be read."""
+
+
+TOMBSTONES_STAY_S = 60 * 86_400
+"""How long the store keeps tombstones: twice as long as hosts remember to have acted upon them."""
 
 
 class StoredBlock(NamedTuple):
     """A block on its way to the store.
 
     key: `<digest of the origin>/<name>`. marks: of all documents that it was computed from. content: as a
-    disk cache's file has it.
+    disk cache's file has it; None for one that is there, and only gets further marks.
     """
 
     key: str
     marks: Sequence[str]
-    content: bytes
+    content: bytes | None
 
 
 class SharedStore(Protocol):
     """The door to a store. Any thread may call any method; each raises StoreAway.
 
-    label: what to call the store in messages; without secrets.
+    label: what to call the store in messages; without secrets. identity: the same for all hosts that see
+      the same blocks.
     blocks_at_once: how many blocks one read or write should ask for. readers: how many reads should run
-      at once.
+      at once. look_s: seconds between two looks at its tombstones.
     """
 
     label: str
+    identity: str
     blocks_at_once: int
     readers: int
+    look_s: float
 
     def holds(self, keys: Sequence[str]) -> list[bool]:
         """Return for each block whether the store has it."""
@@ -52,19 +59,22 @@ class SharedStore(Protocol):
         ...
 
     def write(self, blocks: Sequence[StoredBlock]) -> None:
-        """Store blocks, and first by which marks `forget` finds them. Raises StoreFull."""
+        """Store blocks, and first by which marks `clear` finds them. Raises StoreFull."""
         ...
 
     def remove(self, keys: Sequence[str]) -> None:
         """Remove blocks."""
         ...
 
-    def forget(self, marks: Sequence[str]) -> dict[str, str]:
-        """Leave a tombstone for each mark, then remove all blocks of these marks, whatever their origin.
+    def leave_tombstones(self, marks: Sequence[str]) -> dict[str, str]:
+        """Leave a tombstone for each mark, in place of an earlier one; return their stamps.
 
-        Returns the tombstones' stamps. A stamp says nothing but that a later one differs: the clocks of
-        hosts do.
+        A stamp says nothing but that another one differs: the clocks of hosts do.
         """
+        ...
+
+    def clear(self, marks: Sequence[str]) -> None:
+        """Remove all blocks that were computed from documents of these marks, whatever their origin."""
         ...
 
     def tombstones(self) -> Mapping[str, str]:

@@ -19,9 +19,6 @@ from ragcache_engine.tiers.shared.store import SharedStore, StoreAway, StoredBlo
 
 logger = logging.getLogger(__name__)
 
-LOOK_S = 2.0
-"""Seconds between two looks at what other hosts have forgotten."""
-
 TIDY_S = 3600.0
 """Seconds between two times of tidying the store up."""
 
@@ -43,8 +40,8 @@ PRESENT_S, ABSENT_S = 600.0, 5.0
 MOST_PUSHES = 256
 """How many blocks may wait to be stored. A store that is too slow gets only as many as it can take."""
 
-KEPT_PUSHED = 200_000
-"""About how many blocks to remember as stored."""
+MOST_TO_REMOVE = 10_000
+"""How many blocks to remember that have to go, and could not be removed."""
 
 
 class SharedTransfers:
@@ -76,7 +73,8 @@ class SharedTransfers:
         self._known: OrderedDict[str, tuple[bool, float]] = OrderedDict()  # until when
         self._asked: set[str] = set()
         self._lost: dict[str, float] = {}
-        self._stored: OrderedDict[str, None] = OrderedDict()
+        self._stored: OrderedDict[str, float] = OrderedDict()  # when
+        self._to_remove: set[str] = set()  # by name; for the thread that looks
         self._questions: SimpleQueue[Sequence[str] | None] = SimpleQueue()
         self._answers: SimpleQueue[tuple[Sequence[str], Sequence[bool]]] = SimpleQueue()
         self._reads: ReadQueue[BlockCopy] = ReadQueue()
@@ -84,7 +82,8 @@ class SharedTransfers:
         self._finished: SimpleQueue[FinishedCopy] = SimpleQueue()
         self.pending_reads = self.pending_writes = 0
         self._away_until_s, self._away_s, self._write_again_s = 0.0, AWAY_S, 0.0
-        self._closing, self._warned = threading.Event(), False
+        self._closing = threading.Event()
+        self._warned: set[str] = set()
         self._threads = [
             threading.Thread(target=run, name=name, daemon=True)
             for run, name in (
@@ -157,6 +156,8 @@ class SharedTransfers:
             for name, is_there in zip(names, found, strict=True):
                 self._asked.discard(name)
                 self._note(name, is_there)
+                if not is_there and name in self._stored:
+                    self._stored.clear()  # it has lost some, or all
             any_came = True
         return any_came
 
@@ -183,24 +184,23 @@ class SharedTransfers:
         return len(self._reads) if self.is_usable else None
 
     def is_stored(self, name: str) -> bool:
-        """Return whether this engine has stored a block, or is about to."""
-        return name in self._stored
+        """Return whether this engine has stored a block lately, or is about to."""
+        stored_s = self._stored.get(name)
+        return stored_s is not None and stored_s > time.monotonic() - PRESENT_S
 
-    def lacks(self, name: str) -> bool:
-        """Return whether a block should be stored: it is not there, as far as is known, and has room."""
-        return (
-            name not in self._stored
-            and self.pending_writes < MOST_PUSHES
-            and self.is_usable
-            and time.monotonic() >= self._write_again_s
-            and not self._find(name, time.monotonic())
-        )
+    @property
+    def room(self) -> int:
+        """How many more blocks may be written now."""
+        if not self.is_usable or time.monotonic() < self._write_again_s:
+            return 0
+        return MOST_PUSHES - self.pending_writes
 
     def write(self, copy: BlockCopy) -> None:
-        """Start storing a slot's block."""
+        """Start storing a slot's block, unless the store has it; its marks are added in any case."""
         self.pending_writes += 1
-        self._stored[copy.name] = None
-        if len(self._stored) > KEPT_PUSHED:
+        self._stored[copy.name] = time.monotonic()
+        self._stored.move_to_end(copy.name)
+        if len(self._stored) > MOST_KNOWN:
             self._stored.popitem(last=False)
         self._writes.put(copy)
 
@@ -228,10 +228,12 @@ class SharedTransfers:
         now_s = time.monotonic()
         self._lost = {each: until for each, until in self._lost.items() if until > now_s}
         self._lost[name] = now_s + ABSENT_S
+        self._stored.clear()
 
     def close(self, timeout_s: float = 5.0) -> None:
         """Let the copies under way end, then end the threads; give up after the timeout."""
         self._closing.set()
+        self._reads.take_more(len(self._reads))  # nobody wants them any more
         self._reads.close()
         self._questions.put(None)
         self._writes.put(None)
@@ -257,19 +259,21 @@ class SharedTransfers:
         while (first := self._reads.take()) is not None:
             copies = [first, *self._reads.take_more(self._store.blocks_at_once - 1)]
             start = time.perf_counter()
-            contents: Sequence[bytes | None] = [None] * len(copies)
+            results: list[tuple[int, str | None]] = [(0, "missing")] * len(copies)
             try:
                 contents = self._store.read([self._key(copy.name) for copy in copies])
+                results = [
+                    self._unpack(copy, content)
+                    for copy, content in zip(copies, contents, strict=True)
+                ]
                 self._note_back()
             except Exception as error:
                 self._note_away(error)
-            results = [
-                self._unpack(copy, content) for copy, content in zip(copies, contents, strict=True)
-            ]
             sharing = len(copies) * max(1, self._reads.running)
             seconds = (time.perf_counter() - start) / sharing
             for copy, (size_bytes, failure) in zip(copies, results, strict=True):
                 self._finished.put(FinishedCopy(copy, True, size_bytes, seconds, failure))
+                seconds = 0.0  # one batch is one measurement
 
     def _unpack(self, copy: BlockCopy, content: bytes | None) -> tuple[int, str | None]:
         if content is None:
@@ -278,7 +282,7 @@ class SharedTransfers:
             unpack(content, self._origin, copy.name, self._slots(copy.slot), self._keys)
         except UnusableFile as error:
             self._warn("holds a block that is unusable", error)
-            self._remove([copy.name])
+            self._to_remove.add(copy.name)
             return 0, "damaged"
         return len(content), None
 
@@ -315,32 +319,34 @@ class SharedTransfers:
             raise StoreAway("it did not answer lately")
         found = self._store.holds([self._key(copy.name) for copy in copies])
         there = {copy.name for copy, is_there in zip(copies, found, strict=True) if is_there}
-        allowed = self._find_allowed([copy for copy in copies if copy.name not in there])
-        blocks = {
-            copy.name: StoredBlock(
-                self._key(copy.name),
-                copy.marks,
-                b"".join(
-                    pack(self._origin, copy.name, copy.marks, self._slots(copy.slot), self._keys)
-                ),
-            )
-            for copy in allowed
+        contents = {
+            copy.name: None if copy.name in there else self._pack(copy)
+            for copy in self._find_allowed(copies)
         }
-        if blocks:
-            self._store.write([*blocks.values()])
+        stay: set[str] = set()
+        try:
+            # Those that are there too: the same text may have been stored as another document.
+            self._store.write(
+                [
+                    StoredBlock(self._key(copy.name), copy.marks, contents[copy.name])
+                    for copy in copies
+                    if copy.name in contents
+                ]
+            )
+            # Whoever forgets leaves a tombstone and then removes blocks. If there is none now, these are
+            # among those that they will find.
+            stay = {copy.name for copy in self._find_allowed(copies)}
+        finally:
+            self._to_remove |= contents.keys() - stay
         self._note_back()
-        # Whoever forgets leaves a tombstone and then removes blocks. If there is none now, these are
-        # among those that they will find.
-        stay = {copy.name for copy in self._find_allowed(allowed)}
-        self._remove([name for name in blocks if name not in stay])
         return [
-            (0, None)
-            if copy.name in there
-            else (len(blocks[copy.name].content), None)
-            if copy.name in stay
-            else (0, "forgotten")
+            (len(contents[copy.name] or b""), None) if copy.name in stay else (0, "forgotten")
             for copy in copies
         ]
+
+    def _pack(self, copy: BlockCopy) -> bytes:
+        content = self._slots(copy.slot)
+        return b"".join(pack(self._origin, copy.name, copy.marks, content, self._keys))
 
     def _find_allowed(self, copies: Sequence[BlockCopy]) -> Sequence[BlockCopy]:
         """Return the copies of blocks that were computed from no document that has been forgotten."""
@@ -354,33 +360,34 @@ class SharedTransfers:
 
     def _run_looks(self) -> None:
         tidied_s = time.monotonic()
-        while not self._closing.wait(LOOK_S):
-            if not self.is_usable:
-                continue
+        while not self._closing.wait(self._store.look_s):
             try:
-                if self._forgotten.catch_up():
+                # Whether or not it answers others: nothing is as urgent.
+                is_first = not self._forgotten.has_looked
+                if self._forgotten.catch_up(self._look_soon) or is_first:
                     self._look_soon()
+                self._remove_what_must_go()
                 if time.monotonic() - tidied_s > TIDY_S:
                     tidied_s = time.monotonic()
                     self._store.tidy()
-                self._note_back()
             except Exception as error:
                 self._note_away(error)
 
-    def _remove(self, names: Sequence[str]) -> None:
-        if not names:
-            return
-        try:
+    def _remove_what_must_go(self) -> None:
+        names = list(self._to_remove)
+        if names:
             self._store.remove([self._key(name) for name in names])
-        except Exception as error:
-            self._note_away(error)
+            self._to_remove.difference_update(names)
+        while len(self._to_remove) > MOST_TO_REMOVE:
+            self._to_remove.pop()
 
     def _key(self, name: str) -> str:
         return f"{self._home}/{name}"
 
     def _note_away(self, error: Exception) -> None:
-        if self._closing.is_set():
-            return
+        now_s = time.monotonic()
+        if self._closing.is_set() or now_s < self._away_until_s:
+            return  # several threads see the same
         self._away_until_s = time.monotonic() + self._away_s
         self._away_s = min(2 * self._away_s, LONGEST_AWAY_S)
         self._warn("does not answer, and is asked again from time to time", error)
@@ -389,12 +396,12 @@ class SharedTransfers:
         self._away_s = AWAY_S
 
     def _warn(self, what: str, error: Exception) -> None:
-        """Log the first failure. Only count later ones."""
-        if not self._warned:
-            self._warned = True
+        """Log the first failure of its kind. Only count later ones."""
+        if what not in self._warned:
+            self._warned.add(what)
             logger.warning(
-                "the shared cache %s %s; blocks that do not come from there are computed: %s (later "
-                "failures are not logged but counted, in stats().tiers)",
+                "the shared cache %s %s; blocks that do not come from there are computed: %s (others "
+                "like it are not logged but counted, in stats().tiers)",
                 self._store.label,
                 what,
                 first_line(error),

@@ -35,6 +35,8 @@ def test_options_stand_behind_the_question_mark():
         ("redis://host?quota=1GiB", "unknown options"),
         ("s3://bucket?prefix=a", "unknown options"),
         ("redis://host?ttl=soon", "ttl"),
+        ("file://data/store", "three slashes"),
+        ("file:///", "three slashes"),
         ("redis://host?ttl=0s", "ttl"),
         ("s3://bucket?quota=much", "quota"),
         ("s3://bucket?quota=0", "quota"),

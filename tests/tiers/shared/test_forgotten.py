@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -42,8 +42,8 @@ class Host:
         return name
 
     def forget(self, mark: str) -> None:
-        self.disk.note_forgotten(leave_tombstones(self.folder, [mark]))
-        self.forgotten.forget([mark])
+        leave_tombstones(self.folder, [mark])
+        self.disk.note_forgotten(self.forgotten.forget([mark]))
 
     def has(self, name: str) -> bool:
         self.disk.refresh()
@@ -122,10 +122,76 @@ def test_a_store_that_lost_everything_is_told_again(tmp_path: Path):
         there = Host(tmp_path / "there", store)
         gone = there.keep(1, D1)
         assert not there.forgotten.catch_up(), "nobody can know"
-        here.forgotten.catch_up()
+        # By another process of the host, too.
+        ForgottenElsewhere(tmp_path / "here", store).catch_up()
         assert here.disk.find_forgotten() == {}, "it has forgotten already"
         assert there.forgotten.catch_up()
         assert not there.has(gone)
     finally:
         store.close()
         again.kill()
+
+
+def test_tombstones_that_were_lost_among_others_come_back(tmp_path: Path, store: SharedStore):
+    here, there = Host(tmp_path / "here", store), Host(tmp_path / "there", store)
+    here.forget(D1)
+    (tmp_path / "objects" / "forgotten" / D1).unlink()
+    there.forget(D2)
+    assert set(store.tombstones()) == {D2}
+    here.forgotten.catch_up()
+    assert set(store.tombstones()) == {D1, D2}
+
+
+def test_an_engine_that_fetched_a_block_while_it_was_removed_forgets_it_again(
+    tmp_path: Path, store: SharedStore
+):
+    here, there = Host(tmp_path / "here", store), Host(tmp_path / "there", store)
+    clear, kept = store.clear, []
+
+    def and_meanwhile(marks: Sequence[str]) -> None:
+        assert there.forgotten.catch_up()
+        kept.append(there.keep(1, D1))
+        clear(marks)
+
+    there.disk.forbids = lambda marks: False  # type: ignore[method-assign]  # it has acted
+    store.clear = and_meanwhile  # type: ignore[method-assign]
+    here.forget(D1)
+    assert there.has(kept[0])
+    assert there.forgotten.catch_up()
+    assert not there.has(kept[0])
+
+
+def test_names_that_are_no_marks_are_passed_over(tmp_path: Path, store: SharedStore):
+    here = Host(tmp_path / "here", store)
+    store.leave_tombstones(["no mark", "x" * 16, D1])
+    assert here.forgotten.catch_up()
+    assert not here.forgotten.catch_up()
+
+
+def test_a_tombstone_told_of_while_an_older_one_was_acted_upon_is_told_again(
+    tmp_path: Path, store: SharedStore
+):
+    here = Host(tmp_path / "here", store)
+    first = leave_tombstones(here.folder, [D1])
+    assert set(here.disk.find_forgotten()) == {D1}
+    leave_tombstones(here.folder, [D1])
+    assert set(here.disk.find_forgotten()) == {D1}
+    here.disk.note_forgotten(first)  # late
+    assert here.disk.forbids([D1])
+    again = here.disk.find_forgotten()
+    here.disk.note_forgotten(again)
+    assert not here.disk.forbids([D1])
+
+
+def test_files_of_earlier_engines_are_hidden_until_the_store_has_told(tmp_path: Path):
+    with running_store("file", tmp_path) as url:
+        store = open_store(url)
+        here = Host(tmp_path / "here", store)
+        name = here.keep(1, D1)
+        here.disk.hide_earlier()
+        assert not here.has(name)
+        fresh = here.keep(2, D2)
+        assert here.has(fresh)
+        here.disk.show_earlier()
+        assert here.has(name)
+        store.close()

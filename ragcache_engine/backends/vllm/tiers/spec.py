@@ -206,11 +206,14 @@ class TierSpec(TieringOffloadingSpec):
         if url is None:
             return None
         try:
+            if keys is not None and not keys.is_agreed:
+                raise StoreAway("the hosts' keys could not be asked for")
             store = open_store(url)
             forgotten = ForgottenElsewhere(folder.folder, store, keys)
-        except (ConfigError, OSError) as error:
+        except (ConfigError, OSError, StoreAway) as error:
             logger.warning(
-                "the shared cache is switched off: %s. Requests are still answered", error
+                "the shared cache is switched off until the next start: %s. Requests are answered",
+                error,
             )
             return None
         try:
@@ -218,19 +221,25 @@ class TierSpec(TieringOffloadingSpec):
             forgotten.catch_up()
             if warning := store.describe_risk():
                 logger.warning("%s", warning)
-        except (StoreAway, OSError) as error:
+        except Exception as error:
             logger.warning(
-                "the shared cache does not answer yet: %s. What other hosts have forgotten meanwhile is "
-                "forgotten here once it does",
+                "the shared cache does not answer yet: %s. Until it does, and tells what other hosts "
+                "have forgotten, the files of earlier engines are not used",
                 first_line(error),
             )
+            folder.hide_earlier()
+
+        def look_soon() -> None:
+            folder.show_earlier()
+            transfers.look_soon()
+
         return SharedTransfers(
             store,
             origin,
             slots,
             forbids=folder.forbids,
             forgotten=forgotten,
-            look_soon=transfers.look_soon,
+            look_soon=look_soon,
             keys=keys,
         )
 
