@@ -178,6 +178,10 @@ bench-gpu: $(READY) ## what RAGCache does on one NVIDIA GPU: starts, answers, TT
 bench-gpu-try: $(READY) ## all of that, small, on a CPU (14 minutes without AVX-512)
 	@$(PYTHON) benchmarks/gpu_report.py --cpu
 
+.PHONY: bench-hosts
+bench-hosts: $(READY) ## what a new host gains from the store that others filled, natural and Zipf traffic (40 minutes; wants redis-server)
+	@$(PYTHON) benchmarks/new_host.py
+
 .PHONY: bench-fleet
 bench-fleet: $(READY) ## two real replicas: routings side by side, killed replicas, the shared disk (20 minutes)
 	@$(PYTHON) benchmarks/fleet.py --out benchmarks/results/fleet

@@ -98,8 +98,8 @@ class MemoryBackend:
     context_tokens: the most tokens of prompt and answer together; never more than the device holds.
     device_blocks, host_blocks, disk_blocks: how many blocks of block_tokens tokens each tier holds; 0
       for no host or no disk. A disk needs host blocks. The disk lies in this process's memory: closing
-      the backend empties it, and disk_cache_dir and shared_cache have no
-      effect.
+      the backend empties it, and disk_cache_dir and shared_cache
+      have no effect.
     step_tokens: the most prompt tokens that a step computes, for provisional and other requests.
     prefill_s: returns T(cached, computed), the seconds of each chunk in a step. decode_s: the seconds
       that a step takes in addition if it computes tokens of answers.
