@@ -88,3 +88,19 @@ def test_sampling_options_that_cannot_work_are_refused(wrong: dict[str, object],
 def test_what_exact_reuse_would_ignore_is_refused(name: str, value: object):
     with pytest.raises(ValidationError, match=f"{name}.*anywhere"):
         EngineConfig.model_validate({"backend": "memory", name: value})
+
+
+def test_a_shared_cache_stands_below_a_disk_cache():
+    config = EngineConfig(model="m", disk_cache="1GiB", shared_cache="redis://host:6379?ttl=1d")
+    assert config.shared_cache == "redis://host:6379?ttl=1d"
+    with pytest.raises(ValidationError, match="give disk_cache a size"):
+        EngineConfig(model="m", shared_cache="redis://host:6379")
+
+
+@pytest.mark.parametrize(
+    "url", ["redis://:s3cret@host", "https://host/s3cret", "redis://host?ttl=s3cret"]
+)
+def test_a_shared_cache_that_cannot_be_used_is_refused_without_showing_it(url: str):
+    with pytest.raises(ValidationError) as raised:
+        EngineConfig(model="m", disk_cache="1GiB", shared_cache=url)
+    assert "s3cret" not in str(raised.value)
