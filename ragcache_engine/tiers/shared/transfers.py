@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections import OrderedDict
@@ -82,7 +83,8 @@ class SharedTransfers:
         self._finished: SimpleQueue[FinishedCopy] = SimpleQueue()
         self.pending_reads = self.pending_writes = 0
         self._away_until_s, self._away_s, self._write_again_s = 0.0, AWAY_S, 0.0
-        self._closing = threading.Event()
+        self._closing, self._ends_s = threading.Event(), math.inf
+        self._is_back = False  # after it was away
         self._warned: set[str] = set()
         self._threads = [
             threading.Thread(target=run, name=name, daemon=True)
@@ -207,6 +209,10 @@ class SharedTransfers:
     def take_finished(self) -> list[FinishedCopy]:
         """Return the copies that have ended since the last call, in the order in which they ended."""
         ended: list[FinishedCopy] = []
+        if self._is_back:  # perhaps without what it had
+            self._is_back = False
+            self._stored.clear()
+            self._known.clear()
         while not self._finished.empty():
             done = self._finished.get_nowait()
             if done.is_read:
@@ -232,14 +238,14 @@ class SharedTransfers:
 
     def close(self, timeout_s: float = 5.0) -> None:
         """Let the copies under way end, then end the threads; give up after the timeout."""
+        self._ends_s = time.monotonic() + timeout_s
         self._closing.set()
         self._reads.take_more(len(self._reads))  # nobody wants them any more
         self._reads.close()
         self._questions.put(None)
         self._writes.put(None)
-        deadline = time.monotonic() + timeout_s
         for thread in self._threads:
-            thread.join(max(0.0, deadline - time.monotonic()))
+            thread.join(max(0.0, self._ends_s - time.monotonic()))
         self._store.close()
 
     # -- threads -----------------------------------------------------------------------------------
@@ -287,7 +293,7 @@ class SharedTransfers:
         return len(content), None
 
     def _run_writes(self) -> None:
-        while (first := self._writes.get()) is not None:
+        while (first := self._writes.get()) is not None and time.monotonic() < self._ends_s:
             copies: list[BlockCopy] = [first]
             while len(copies) < self._store.blocks_at_once:
                 try:
@@ -366,6 +372,7 @@ class SharedTransfers:
                 is_first = not self._forgotten.has_looked
                 if self._forgotten.catch_up(self._look_soon) or is_first:
                     self._look_soon()
+                self._note_back()
                 self._remove_what_must_go()
                 if time.monotonic() - tidied_s > TIDY_S:
                     tidied_s = time.monotonic()
@@ -393,6 +400,7 @@ class SharedTransfers:
         self._warn("does not answer, and is asked again from time to time", error)
 
     def _note_back(self) -> None:
+        self._is_back = self._is_back or self._away_s > AWAY_S
         self._away_s = AWAY_S
 
     def _warn(self, what: str, error: Exception) -> None:

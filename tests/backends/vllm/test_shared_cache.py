@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
-from shared_stores import RedisServer, running_redis, running_store
+from shared_stores import RedisServer, running_redis, running_s3
 
 from ragcache_engine import Document, EngineConfig, RAGCacheEngine, SamplingOptions
 from ragcache_engine.tiers.shared.opening import open_store
@@ -22,6 +22,8 @@ from ragcache_engine.tiers.shared.store import StoredBlock
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 
+REPORT_BYTES = 20_000_000
+"""A report takes as much in float32, at least."""
 TEMPLATE = "Use the report.\n\n{context}\n\nQuestion: {question}\nAnswer:"
 
 
@@ -55,17 +57,16 @@ def ask(engine: RAGCacheEngine, document: Document) -> tuple[str, int]:
     return answer.text, answer.usage.cached.total
 
 
-def wait_until_stored(engine: RAGCacheEngine, url: str, blocks: int) -> None:
-    """Wait until the engine has given the store so many blocks more; each step of vLLM offers some."""
-    size = 0
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline:
-        ask(engine, Document("short", "Nothing else."))  # results are told with answers
-        size = engine.stats().tiers.shared_written_bytes
-        if size >= blocks * 300_000:
-            return
+def share(engine: RAGCacheEngine, document: Document) -> str:
+    """Ask until the store has all of a report; return the answer."""
+    before = engine.stats().tiers.shared_written_bytes
+    text, _ = ask(engine, document)
+    deadline = time.monotonic() + 60
+    while engine.stats().tiers.shared_written_bytes < before + REPORT_BYTES:
+        assert time.monotonic() < deadline, "it is not stored"
         time.sleep(0.1)
-    raise AssertionError(f"only {size} bytes were stored in {url}")
+        ask(engine, document)  # results are told with answers
+    return text
 
 
 def list_blocks(url: str) -> set[str]:
@@ -96,76 +97,87 @@ def damage(url: str, keys: set[str]) -> None:
     store.close()
 
 
-@pytest.mark.parametrize(("kind", "key"), [("redis", None), ("s3", "env:THE_KEY")])
-def test_a_document_that_one_host_computed_is_fetched_by_another_to_the_same_token(
-    demo_model: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    kind: str,
-    key: str | None,
-):
-    """Encrypted in one store, plain in the other, and of a third document every block is damaged."""
-    monkeypatch.setenv("THE_KEY", "ab" * 32)
-    with ExitStack() as stack:
-        url = stack.enter_context(running_store(kind, tmp_path))
-        first = stack.enter_context(host(demo_model, tmp_path / "first", url, disk_cache_key=key))
-        expected = {name: ask(first, report(name))[0] for name in ("tides", "winds")}
-        wait_until_stored(first, url, 40)
+def check_that_hosts_share(
+    first: RAGCacheEngine, second: RAGCacheEngine, url: str, expected: dict[str, str]
+) -> None:
+    """expected: answers of the first host; of "rains" every block in the store is damaged."""
+    for name in ("tides", "winds"):
+        answer, cached = ask(second, report(name))
+        assert answer == expected[name]
+        assert cached > 300
+    tiers = second.stats().tiers
+    assert tiers.shared_tokens > 600
+    assert tiers.shared_read_bytes > 2 * REPORT_BYTES
+    assert tiers.computed_tokens < 400
+    assert ask(second, report("rains"))[0] == expected["rains"]
+    assert second.stats().tiers.damaged > 0
+
+    # What one host forgets, no other one serves.
+    first.forget(["tides"])
+    store = open_store(url)
+    assert len(store.tombstones()) == 1
+    store.close()
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline and second.stats().tiers.forgotten < 1:
+        ask(second, report("winds"))
+        time.sleep(0.2)
+    answer, cached = ask(second, report("tides"))
+    assert answer == expected["tides"]
+    assert cached < 100
+    assert ask(second, report("winds"))[1] > 300
+
+
+@contextmanager
+def two_hosts(
+    model: str, folder: Path, url: str, **settings: Any
+) -> Iterator[tuple[RAGCacheEngine, RAGCacheEngine, dict[str, str]]]:
+    """Two hosts, the second of which starts when the first one has computed three reports."""
+    with host(model, folder / "first", url, **settings) as first:
+        expected = {name: share(first, report(name)) for name in ("tides", "winds")}
         whole = list_blocks(url)
-        expected["rains"] = ask(first, report("rains"))[0]
-        wait_until_stored(first, url, 60)
+        expected["rains"] = share(first, report("rains"))
         damage(url, list_blocks(url) - whole)
-        second = stack.enter_context(host(demo_model, tmp_path / "second", url, disk_cache_key=key))
-        for name in ("tides", "winds"):
-            answer, cached = ask(second, report(name))
-            assert answer == expected[name]
-            assert cached > 300
-        tiers = second.stats().tiers
-        assert tiers.shared_tokens > 600
-        assert tiers.shared_read_bytes > 10_000_000
-        assert tiers.computed_tokens < 400
-        assert ask(second, report("rains"))[0] == expected["rains"]
-        assert second.stats().tiers.damaged > 0
-
-        # What one host forgets, no other one serves.
-        first.forget(["tides"])
-        store = open_store(url)
-        assert set(store.tombstones())
-        store.close()
-        deadline = time.monotonic() + 30
-        while time.monotonic() < deadline and second.stats().tiers.forgotten < 1:
-            ask(second, report("winds"))
-            time.sleep(0.2)
-        answer, cached = ask(second, report("tides"))
-        assert answer == expected["tides"]
-        assert cached < 100
-        assert ask(second, report("winds"))[1] > 300
+        with host(model, folder / "second", url, **settings) as second:
+            yield first, second, expected
 
 
-def test_a_store_that_hangs_dies_and_comes_back_empty_costs_time_and_no_answer(
+def test_hosts_share_an_encrypted_object_store_to_the_same_token(
+    demo_model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("THE_KEY", "ab" * 32)
+    with (
+        running_s3() as url,
+        two_hosts(demo_model, tmp_path, url, disk_cache_key="env:THE_KEY") as (
+            first,
+            second,
+            expected,
+        ),
+    ):
+        check_that_hosts_share(first, second, url, expected)
+
+
+def test_hosts_share_a_redis_that_hangs_dies_and_comes_back_empty_and_lose_no_answer(
     demo_model: str, tmp_path: Path
 ):
-    with running_redis() as server, host(demo_model, tmp_path, server.url) as engine:
-        expected = ask(engine, report("tides"))[0]
+    with (
+        running_redis() as server,
+        two_hosts(demo_model, tmp_path, server.url) as (first, second, expected),
+    ):
+        check_that_hosts_share(first, second, server.url, expected)
         server.pause()
         for number in range(3):
-            started = time.monotonic()
-            ask(engine, report(f"while it hangs {number}"))
-            assert time.monotonic() - started < 60
+            assert ask(second, report(f"while it hangs {number}"))[0]
         server.kill()
-        assert ask(engine, report("tides"))[0] == expected
-        ask(engine, report("while it is gone"))
+        assert ask(second, report("winds"))[0] == expected["winds"]
+        assert ask(second, report("while it is gone"))[0]
         again = RedisServer(port=server.port)
         try:
-            deadline = time.monotonic() + 90
-            written = engine.stats().tiers.shared_written_bytes
-            number = 0
-            while time.monotonic() < deadline:
-                ask(engine, report(f"new {number}"))
-                number += 1
-                if engine.stats().tiers.shared_written_bytes > written:
-                    break
-            assert engine.stats().tiers.shared_written_bytes > written
-            assert ask(engine, report("tides"))[0] == expected
+            # What it had lost is stored again, and other hosts find it there.
+            deadline = time.monotonic() + 120
+            while not list_blocks(again.url):
+                assert time.monotonic() < deadline, "nothing is stored any more"
+                assert ask(second, report("winds"))[0] == expected["winds"]
+                time.sleep(0.5)
+            assert len(open_store(again.url).tombstones()) == 1, "the hosts told it again"
         finally:
             again.kill()

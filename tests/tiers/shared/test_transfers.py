@@ -299,6 +299,24 @@ def test_a_store_that_is_away_is_asked_again_after_a_while(
     assert engine.wait(1)[0].failure is None
 
 
+def test_what_was_stored_before_the_store_was_away_is_stored_again(
+    store: DictStore, engine: Engine, monkeypatch: pytest.MonkeyPatch
+):
+    engine.put(1)
+    engine.wait(1)
+    store.failure = StoreAway("gone")
+    engine.fetch(2)
+    engine.wait(1)
+    store.failure, store.blocks = None, {}
+    now_s = time.monotonic()
+    monkeypatch.setattr(module.time, "monotonic", lambda: now_s + 10)
+    engine.fetch(3)
+    monkeypatch.undo()
+    engine.wait(1)
+    engine.shared.take_finished()
+    assert not engine.shared.is_stored(name_of(1))
+
+
 def test_a_store_that_hangs_holds_nobody_up(
     store: DictStore, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ):
