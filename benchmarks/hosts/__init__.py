@@ -1,0 +1,1 @@
+"""Hosts on one machine for benchmarks/several_hosts.py."""
