@@ -240,10 +240,13 @@ class DiskCopying(Generic[B]):
     def offer(self, nodes: Iterable[Node]) -> None:
         """Write the blocks that the host has and the disk lacks, if they deserve a place there.
 
-        What hosts share is offered to them as well.
+        nodes: of one path, in order. What hosts share is offered to them as well.
         """
         nodes = list(nodes)
         self.shared.offer(nodes)
+        self._offer_disk(nodes)
+
+    def _offer_disk(self, nodes: Iterable[Node]) -> None:
         transfers = self._transfers
         if transfers is None or not transfers.is_writable:
             return
@@ -271,7 +274,7 @@ class DiskCopying(Generic[B]):
     def offer_all(self) -> None:
         """Offer the disk the blocks that only the host has, the most used first."""
         nodes = [node for node in self._index.nodes() if node.resident[HOST]]
-        self.offer(sorted(nodes, key=lambda node: (-node.uses, node.end)))
+        self._offer_disk(sorted(nodes, key=lambda node: (-node.uses, node.end)))
 
     # -- what other engines do ---------------------------------------------------------------------
 

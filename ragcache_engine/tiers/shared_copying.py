@@ -16,7 +16,7 @@ from ragcache_engine.tiers.node_record import B
 from ragcache_engine.tiers.requests import TrackedRequest
 from ragcache_engine.tiers.shared.transfers import SharedTransfers
 
-HOST, DISK = RANK[Tier.HOST], RANK[Tier.DISK]
+HOST = RANK[Tier.HOST]
 
 PATIENCE_S = 0.25
 """A request waits so long for the store to say what it has, and then computes it."""
