@@ -33,11 +33,9 @@ class DiskCopying(Generic[B]):
     naming: marks documents on the disk; None without one.
     """
 
-    def __init__(
-        self, index: BlockIndex[B], speeds: Speeds, shared: SharedCopying[B] | None = None
-    ) -> None:
+    def __init__(self, index: BlockIndex[B], speeds: Speeds) -> None:
         self._index = index
-        self.shared = SharedCopying(index) if shared is None else shared
+        self.shared = SharedCopying(index)
         self._tree = index.tree
         self._host = index.host
         self._counters = index.counters

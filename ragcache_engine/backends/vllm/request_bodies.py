@@ -53,12 +53,11 @@ def require_readable(path: str, body: bytes) -> None:
 
     It says nothing against one that vLLM's server refuses: that tells its reason better.
     """
+    messages: Sequence[Mapping[str, Any]] = ()
     try:
         request = _BODIES[path].validate_python(from_json(body))
         if path == RESPONSES:
-            _require_plain_contents(construct_input_messages(request_input=request.input))
-    except InvalidArgument:
-        raise
+            messages = construct_input_messages(request_input=request.input)
     except _REFUSED:
         return
     except LookupError as error:
@@ -69,6 +68,7 @@ def require_readable(path: str, body: bytes) -> None:
         raise InvalidArgument(
             f"a field of the body has a value of another type than {path} takes: {error}"
         ) from error
+    _require_plain_contents(messages)
 
 
 def _require_plain_contents(messages: Sequence[Mapping[str, Any]]) -> None:

@@ -22,13 +22,13 @@ from functools import lru_cache
 from hashlib import blake2b
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from ragcache_engine.errors import ConfigError
 from ragcache_engine.tiers.disk.master_keys import KEY_BYTES, read_master_keys
 from ragcache_engine.tiers.disk.naming import Naming
 from ragcache_engine.tiers.shared.opening import open_store
-from ragcache_engine.tiers.shared.store import StoreAway
+from ragcache_engine.tiers.shared.store import SharedStore, StoreAway
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -37,18 +37,6 @@ logger = logging.getLogger(__name__)
 
 FOLDER, NAMES, TENANT, EARLIER = "keys", "names", "tenant-", "earlier-"
 NONCE_BYTES = 12
-
-
-class SharedKeys(Protocol):
-    """Where hosts share the files of their keys."""
-
-    def read_key(self, name: str) -> bytes | None:
-        """Return the content of a key's file; None without one. Raises StoreAway."""
-        ...
-
-    def add_key(self, name: str, content: bytes) -> None:
-        """Keep a key's file, unless there is one. Raises StoreAway."""
-        ...
 
 
 class KeyRing:
@@ -64,7 +52,7 @@ class KeyRing:
     """
 
     def __init__(
-        self, folder: Path, masters: Sequence[bytes], shared: SharedKeys | None = None
+        self, folder: Path, masters: Sequence[bytes], shared: SharedStore | None = None
     ) -> None:
         self._master = _cipher(masters[0])
         keys = folder / FOLDER
@@ -122,7 +110,7 @@ class KeyRing:
                 cipher = self._ciphers[owner] = _cipher(key)
             return cipher
 
-    def is_shared_with(self, shared: SharedKeys) -> bool:
+    def is_shared_with(self, shared: SharedStore) -> bool:
         """Return whether the other hosts have the same secret; give it back to them if it was lost.
 
         Raises StoreAway, OSError.
@@ -154,7 +142,7 @@ class KeyRing:
             raise OSError(f"{path} cannot be written")
         return key
 
-    def _agree(self, shared: SharedKeys) -> bool:
+    def _agree(self, shared: SharedStore) -> bool:
         """Take the secret in names from the other hosts, or give them this one's; False if neither works.
 
         One in the store that cannot be opened counts as another one.

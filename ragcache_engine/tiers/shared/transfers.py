@@ -150,9 +150,8 @@ class SharedTransfers:
             return None
         return next((at for at, name in enumerate(names) if name in self._lost), None)
 
-    def take_answers(self) -> bool:
-        """Take in the answers that have come; return whether there were any."""
-        any_came = False
+    def take_answers(self) -> None:
+        """Take in the answers that have come."""
         while not self._answers.empty():
             names, found = self._answers.get_nowait()
             for name, is_there in zip(names, found, strict=True):
@@ -160,8 +159,6 @@ class SharedTransfers:
                 self._note(name, is_there)
                 if not is_there and name in self._stored:
                     self._stored.clear()  # it has lost some, or all
-            any_came = True
-        return any_came
 
     # -- copying -----------------------------------------------------------------------------------
 
@@ -395,7 +392,7 @@ class SharedTransfers:
         now_s = time.monotonic()
         if self._closing.is_set() or now_s < self._away_until_s:
             return  # several threads see the same
-        self._away_until_s = time.monotonic() + self._away_s
+        self._away_until_s = now_s + self._away_s
         self._away_s = min(2 * self._away_s, LONGEST_AWAY_S)
         self._warn("does not answer, and is asked again from time to time", error)
 

@@ -16,8 +16,8 @@ import redis
 from shared_stores import RedisServer, running_redis, running_s3
 
 from ragcache_engine import Document, EngineConfig, RAGCacheEngine, SamplingOptions
+from ragcache_engine.tiers.shared.object_store import ObjectBlocks
 from ragcache_engine.tiers.shared.opening import open_store
-from ragcache_engine.tiers.shared.redis_store import RedisStore
 from ragcache_engine.tiers.shared.store import StoredBlock
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
@@ -72,13 +72,13 @@ def share(engine: RAGCacheEngine, document: Document) -> str:
 def list_blocks(url: str) -> set[str]:
     """Return the keys of all blocks in a store."""
     store = open_store(url)
-    if isinstance(store, RedisStore):
+    if not isinstance(store, ObjectBlocks):
         with redis.Redis.from_url(url) as client:
             found = {
                 key.decode().removeprefix("ragcache:b:") for key in client.keys("ragcache:b:*")
             }
     else:
-        paths = [str(each["path"]) for some in store._list("blocks/") for each in some]  # type: ignore[attr-defined]
+        paths = [str(each["path"]) for some in store._list("blocks/") for each in some]
         found = {path.removeprefix("blocks/") for path in paths}
     store.close()
     return found

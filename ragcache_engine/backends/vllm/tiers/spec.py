@@ -227,6 +227,7 @@ class TierSpec(TieringOffloadingSpec):
                 "have forgotten, the files of earlier engines are not used",
                 first_line(error),
             )
+        if not forgotten.has_looked:
             folder.hide_earlier()
 
         def look_soon() -> None:
