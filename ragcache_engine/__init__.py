@@ -94,6 +94,7 @@ from ragcache_engine.values import (
 )
 from ragcache_engine.warming.keep import KeptDocuments
 from ragcache_engine.warming.plan import Warmed
+from ragcache_engine.warming.sync import Synced, SyncRecord
 
 __version__ = "0.1.0"
 
@@ -168,6 +169,8 @@ __all__ = [
     "SpeculationReport",
     "SpeculationStats",
     "SpeculationStep",
+    "SyncRecord",
+    "Synced",
     "Template",
     "Tier",
     "TierCounters",

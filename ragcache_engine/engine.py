@@ -80,6 +80,7 @@ from ragcache_engine.warming.keep import (
 )
 from ragcache_engine.warming.plan import Prefill, Warmed, plan_prefills
 from ragcache_engine.warming.prefill import Prefiller, prefill_all, prefill_all_async
+from ragcache_engine.warming.sync import Preparing, Synced, SyncRecord, sync_documents
 
 if TYPE_CHECKING:
     from ragcache_engine.dashboard.serving import Dashboard
@@ -147,6 +148,7 @@ class RAGCacheEngine:
             reports=idle.reports,
         )
         self.threads = self._runtime.threads
+        self._sync_record = SyncRecord()
         # Not bound to self: the engine must be collectable while its runtime waits to be closed.
         self._finalizer = weakref.finalize(self, self._runtime.close)
         try:
@@ -681,6 +683,59 @@ class RAGCacheEngine:
             each = {one.id: one for _, documents in prefills for one in documents}
             self._retrievals.learn_usual_neighbours(list(each.values()), neighbours, tenant)
         return prefills
+
+    def sync(
+        self,
+        documents: Iterable[Document],
+        *,
+        record: SyncRecord | None = None,
+        prepare: bool = True,
+        template: str | Render | None = None,
+        chain: Hashable = None,
+        neighbours: Corpus | None = None,
+        tenant: str | None = None,
+        progress: bool = False,
+    ) -> Synced:
+        """Make the cache follow documents: forget what changed or vanished, compute what is new.
+
+            >>> old = [Document("tides", "They follow the moon. " * 9), Document("salt", "It stays.")]
+            >>> new = [Document("tides", "They follow the moon and the sun. " * 9)]
+            >>> with RAGCacheEngine(EngineConfig(backend="memory")) as engine:
+            ...     _ = engine.sync(old, template="{context}\\n\\n{question}")
+            ...     synced = engine.sync(new, template="{context}\\n\\n{question}")
+            >>> synced.added, synced.changed, synced.removed, synced.same
+            ((), ('tides',), ('salt',), 0)
+
+        documents: all that there are now. What the sync before had and these lack is forgotten.
+        record: what the sync before had; give one with a file where later processes are to know it, and
+          one for each set of documents that is synced apart. None: the engine's own.
+        prepare: compute documents that are new or changed, as `warm` does with each, and keep changed
+          ones again that were kept. The first sync computes all that no tier holds.
+        template, chain, neighbours, tenant: as in `warm`. progress: show a bar on standard error.
+        A sync that fails is made good by the next one. Coroutines call it in a thread.
+        Raises InvalidArgument, such as for two texts under one id or a record that cannot be read, and
+        UnknownTemplate, before any work; what `forget` and `warm` raise.
+        """
+        self._runtime.require_this_process()
+        require_switch(prepare, "prepare")
+        record = require_instance(record or self._sync_record, SyncRecord, "record")
+        tenant = require_tenant(tenant)
+        remembered = self._retrievals.remembered_template
+        preparing = Preparing(
+            warm=self.warm,
+            keep=self.keep,
+            kept=tuple if self.config.backend == "server" else self.kept,
+            arguments={
+                "template": template,
+                "chain": chain,
+                "neighbours": neighbours,
+                "progress": progress,
+            },
+            render=remembered(chain, tenant) if template is None else as_render(template),
+            tenant=tenant,
+            borrows=self.config.reuse == "anywhere",
+        )
+        return sync_documents(documents, record, self.forget, preparing if prepare else None)
 
     def forget(self, document_ids: Iterable[str]) -> None:
         """Drop the cached tensors of documents, and all tensors that were computed after them.

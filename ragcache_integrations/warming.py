@@ -1,4 +1,4 @@
-"""Prefills documents of a store before anybody asks about them, for the retrievers of both frameworks."""
+"""Prefills documents of a store, and follows their changes, for the retrievers of both frameworks."""
 
 from __future__ import annotations
 
@@ -6,7 +6,15 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ragcache_engine import Corpus, Document, RAGCacheEngine, Warmed, sets_of_each
+from ragcache_engine import (
+    Corpus,
+    Document,
+    RAGCacheEngine,
+    Synced,
+    SyncRecord,
+    Warmed,
+    sets_of_each,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +42,19 @@ class StoreWarming:
             **self._arguments(), only_missing=only_missing, progress=progress
         )
 
+    def sync(self, record: SyncRecord, *, prepare: bool, progress: bool) -> Synced:
+        """Forget what changed or vanished, and prefill what is new; see RAGCacheEngine.sync."""
+        return self.engine.sync(
+            self.documents, record=record, prepare=prepare, progress=progress, **self._prompts()
+        )
+
     def _arguments(self) -> dict[str, Any]:
         each = list({one.id: one for one in self.documents}.values())
+        borrows = self.engine.config.reuse == "anywhere"
+        return {"document_sets": sets_of_each(each, borrows=borrows), **self._prompts()}
+
+    def _prompts(self) -> dict[str, Any]:
         return {
-            "document_sets": sets_of_each(each, borrows=self.engine.config.reuse == "anywhere"),
             "template": self.template,
             "chain": self.chain,
             "neighbours": self.neighbours,

@@ -13,7 +13,7 @@
 
 from ragcache_engine.prompt.forgotten import ForgetLog
 from ragcache_engine.prompt.retrievals import PromptMatch, Retrieval, RetrievalLog
-from ragcache_engine.prompt.segments import Span, find_documents, token_segments
+from ragcache_engine.prompt.segments import Span, find_documents, is_too_short, token_segments
 from ragcache_engine.prompt.template import Render, Template, as_render
 from ragcache_engine.prompt.template_book import Guess, TemplateBook
 
@@ -29,5 +29,6 @@ __all__ = [
     "TemplateBook",
     "as_render",
     "find_documents",
+    "is_too_short",
     "token_segments",
 ]

@@ -69,6 +69,11 @@ def find_documents(
     return tuple(spans)
 
 
+def is_too_short(document: Document) -> bool:
+    """Return whether `find_documents` skips a document."""
+    return len(document.text.strip()) < SHORTEST_TEXT
+
+
 def _forms(text: str, trimmed: str, has_escapes: bool) -> Iterable[str]:
     """Yield each form that a text may have in a prompt, the likeliest first."""
     yield text

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from ragcache_engine.checks import require_instance, require_items
 from ragcache_engine.errors import UnknownDocument, UnknownTemplate
-from ragcache_engine.prompt import Render, find_documents
+from ragcache_engine.prompt import Render, find_documents, is_too_short
 from ragcache_engine.values import DOCUMENTS_HINT, Document, Usage
 
 logger = logging.getLogger(__name__)
@@ -113,11 +113,13 @@ def cut_after_documents(template: Render, documents: Sequence[Document]) -> str 
     """Write a prompt and cut it off after its last document.
 
     Return None unless all documents stand before the question: tensors after the question depend on it,
-    so no other question would find them cached.
+    so no other question would find them cached. Where all documents are too short to be looked for, the
+    prompt is cut off before the question.
     """
     prompt = template(QUESTION_PLACEHOLDER, documents)
     spans = find_documents(prompt, documents)
     if not spans:
-        return None
+        before, placeholder, _ = prompt.partition(QUESTION_PLACEHOLDER)
+        return before if placeholder and all(map(is_too_short, documents)) else None
     text = prompt[: spans[-1].end]
     return None if QUESTION_PLACEHOLDER in text else text

@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from langchain_core.documents import Document
 from langchain_core.retrievers import BaseRetriever
-from pydantic import Field, field_validator
+from pydantic import Field, PrivateAttr, field_validator
 
 import ragcache_engine
 from ragcache_engine import (
@@ -19,6 +19,8 @@ from ragcache_engine import (
     InvalidArgument,
     RAGCacheEngine,
     RetrievalInProgress,
+    Synced,
+    SyncRecord,
     Warmed,
 )
 from ragcache_integrations.document_labels import label_of
@@ -41,6 +43,7 @@ class EngineRetriever(BaseRetriever):
     llm: Any = Field(default=None, exclude=True, repr=False)
     # A field, because configurable fields make a new retriever from the fields at each call.
     chain: Hashable = Field(default_factory=object, exclude=True, repr=False)
+    _sync_record: SyncRecord = PrivateAttr(default_factory=SyncRecord)
 
     @field_validator("template")
     @classmethod
@@ -52,7 +55,10 @@ class EngineRetriever(BaseRetriever):
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
         # The copy searches the same store, and its prompts are those of the same chain.
         memo = {} if memo is None else memo
-        memo |= {id(shared): shared for shared in (self.chain, *self._shared_by_copies())}
+        memo |= {
+            id(shared): shared
+            for shared in (self.chain, self._sync_record, *self._shared_by_copies())
+        }
         return super().__deepcopy__(memo)
 
     def __getstate__(self) -> dict[Any, Any]:
@@ -110,6 +116,30 @@ class EngineRetriever(BaseRetriever):
         # A store may be far away.
         warming = await self.engine.threads.search(partial(self._warming, documents))
         return await warming.arun(only_missing=only_missing, progress=progress)
+
+    def sync(
+        self,
+        documents: Sequence[Document] | None = None,
+        *,
+        record: SyncRecord | None = None,
+        prepare: bool = True,
+        progress: bool = False,
+    ) -> Synced:
+        """Make the cache follow the store: forget documents that changed or vanished, prefill new ones.
+
+            index(loader, record_manager, store, cleanup="full", source_id_key="source")
+            retriever.sync()
+
+        documents: all that the store has, as the retriever finds them; None: it is asked, as by `warm`.
+        record: what the sync before had; give one with a file where later processes are to know it. None:
+          the one that this retriever and its copies have.
+        prepare: prefill what is new or changed, and keep again what was kept of it; else only forget.
+        progress: show a bar on standard error.
+        Coroutines call it in a thread. Raises what `warm` raises, before any work; what
+        RAGCacheEngine.sync raises.
+        """
+        warming = self._warming(documents)
+        return warming.sync(record or self._sync_record, prepare=prepare, progress=progress)
 
     def _warming(self, documents: Sequence[Document] | None) -> StoreWarming:
         if documents is None:

@@ -72,7 +72,7 @@ class ReportingRetriever(EngineRetriever):
 
     def _all_documents(self) -> Sequence[Document]:
         raise InvalidArgument(
-            f"{self.get_name()} does not tell all documents of its store: give warm() those to prefill"
+            f"{self.get_name()} does not tell all documents of its store: give those that it has"
         )
 
     def _corpus(self, options: Mapping[str, Any] = EVERYTHING) -> Corpus | None:

@@ -11,7 +11,14 @@ from typing import Any, Self
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.schema import BaseNode, QueryType
 
-from ragcache_engine import Corpus, RAGCacheEngine, RetrievalInProgress, Warmed
+from ragcache_engine import (
+    Corpus,
+    RAGCacheEngine,
+    RetrievalInProgress,
+    Synced,
+    SyncRecord,
+    Warmed,
+)
 from ragcache_integrations.llamaindex.documents import engine_document
 from ragcache_integrations.llamaindex.llm import RAGCacheLLM
 from ragcache_integrations.llamaindex.template import PromptTemplateLike, as_template
@@ -29,6 +36,7 @@ class EngineRetriever(BaseRetriever):
     _engine: RAGCacheEngine
     _template: Any
     _llm: RAGCacheLLM | None
+    _sync_record: SyncRecord
     chain: Hashable
 
     def _set_engine(
@@ -43,6 +51,7 @@ class EngineRetriever(BaseRetriever):
         self._template = None if template is None else as_template(template, llm)
         self._llm = llm
         self.chain = object() if chain is None else chain
+        self._sync_record = SyncRecord()
 
     @property
     def engine(self) -> RAGCacheEngine:
@@ -87,6 +96,30 @@ class EngineRetriever(BaseRetriever):
         warming = await self._engine.threads.search(partial(self._warming, nodes))
         return await warming.arun(only_missing=only_missing, progress=progress)
 
+    def sync(
+        self,
+        nodes: Sequence[BaseNode] | None = None,
+        *,
+        record: SyncRecord | None = None,
+        prepare: bool = True,
+        progress: bool = False,
+    ) -> Synced:
+        """Make the cache follow the store: forget nodes that changed or vanished, prefill new ones.
+
+            index.refresh_ref_docs(reader.load_data())
+            retriever.sync()
+
+        nodes: all that the store has, as the retriever finds them; None: it is asked, as by `warm`.
+        record: what the sync before had; give one with a file where later processes are to know it. None:
+          the one that this retriever and its copies have.
+        prepare: prefill what is new or changed, and keep again what was kept of it; else only forget.
+        progress: show a bar on standard error.
+        Coroutines call it in a thread. Raises what `warm` raises, before any work; what
+        RAGCacheEngine.sync raises.
+        """
+        warming = self._warming(nodes)
+        return warming.sync(record or self._sync_record, prepare=prepare, progress=progress)
+
     def _warming(self, nodes: Sequence[BaseNode] | None) -> StoreWarming:
         if nodes is None:
             nodes = self._all_nodes()
@@ -129,7 +162,7 @@ class EngineRetriever(BaseRetriever):
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         # The copy shares the engine, which cannot be copied, and the chain, because a copy writes the
         # same prompts.
-        for shared in (self._engine, self.chain, *self._shared_by_copies()):
+        for shared in (self._engine, self.chain, self._sync_record, *self._shared_by_copies()):
             memo[id(shared)] = shared
         twin = object.__new__(type(self))
         memo[id(self)] = twin

@@ -89,8 +89,8 @@ class ReportingRetriever(EngineRetriever):
 
     def _all_nodes(self) -> Sequence[BaseNode]:
         raise InvalidArgument(
-            f"{type(self._retriever).__name__} does not tell all nodes of its store: give warm() those "
-            f"to prefill"
+            f"{type(self._retriever).__name__} does not tell all nodes of its store: give those "
+            f"that it has"
         )
 
     def _corpus(self) -> Corpus | None:

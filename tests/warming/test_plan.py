@@ -81,6 +81,12 @@ def test_without_a_template_that_puts_documents_first_it_says_what_to_give(
         memory_engine.warm([[A, B]], template=template)  # type: ignore[arg-type]
 
 
+def test_a_document_too_short_to_be_looked_for_holds_up_no_other(memory_engine: RAGCacheEngine):
+    warmed = memory_engine.warm([[A], [Document("short", "It stays.")]], template=TEMPLATE)
+    assert (warmed.sets, warmed.left_out) == (2, ())
+    assert asked(memory_engine, A)
+
+
 def test_progress_is_shown_on_standard_error_if_wanted(
     memory_engine: RAGCacheEngine, capsys: pytest.CaptureFixture[str]
 ):
