@@ -18,6 +18,7 @@ from question_files import CORPUS, DATA, QUERIES, SETS, read_lines, titled
 
 from ragcache_cli import embedding
 from ragcache_cli.folders import cache_home
+from ragcache_engine.corpora.embedders import MiniLM
 
 NOISE = (0.35, 0.75)
 SEED = 1
@@ -26,7 +27,7 @@ SEED = 1
 def embed_once(texts: Sequence[str]) -> Any:
     """Embed texts, or read the vectors that an earlier run has left: float32, unit length."""
     digest = blake2b(digest_size=12)
-    for text in (embedding.MiniLM.name, *texts):
+    for text in (MiniLM.name, *texts):
         digest.update(text.encode() + b"\0")
     path = cache_home() / "bench" / f"{digest.hexdigest()}.npy"
     if path.is_file():

@@ -150,7 +150,7 @@ def name_of(path: Path) -> str:
 
 def show(corpora: ServerCorpora, console: Console) -> None:
     """Print what each corpus of the server holds."""
-    table = Table("corpus", "documents", "MiB of memory", "too short to be found")
+    table = Table("corpus", "documents", "MiB of memory", "too short to be found", "with a vector")
     told = corpora.summaries()
     for name, one in told.items():
         table.add_row(
@@ -158,6 +158,7 @@ def show(corpora: ServerCorpora, console: Console) -> None:
             f"{one['documents']:,}",
             f"{one['size_bytes'] / 2**20:,.1f}",
             f"{one['too_short']:,}",
+            f"{one['with_vector']:,}",
         )
     console.print(
         table if told else "The server has no corpus of yours: ragcache corpus push FOLDER"

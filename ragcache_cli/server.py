@@ -15,6 +15,8 @@ from ragcache_engine.backends.vllm.installed import require_vllm
 from ragcache_engine.serving.keys import name_by_digest, read_key_file
 from ragcache_engine.serving.settings import (
     CORPORA_FOLDER,
+    EMBEDDINGS,
+    EMBEDDINGS_MODEL,
     KEPT_SHARE,
     KEYS_FILE,
     LEARN,
@@ -30,6 +32,7 @@ class DoorSettings:
     """Who may use the server, and how much of it: as in `ragcache serve`. None: the default.
 
     corpora_folder: as CORPORA_FOLDER. learns_documents: as LEARN. kept_share: as KEPT_SHARE.
+    embeddings, embeddings_model: as EMBEDDINGS.
     """
 
     keys_file: Path | None = None
@@ -39,6 +42,8 @@ class DoorSettings:
     corpora_folder: Path | None = None
     learns_documents: bool = False
     kept_share: float | None = None
+    embeddings: str | None = None
+    embeddings_model: str | None = None
 
     def environment(self) -> dict[str, str]:
         """Return the environment variables that bring these settings to the server."""
@@ -50,6 +55,8 @@ class DoorSettings:
             CORPORA_FOLDER: self.corpora_folder,
             LEARN: "1" if self.learns_documents else None,
             KEPT_SHARE: self.kept_share,
+            EMBEDDINGS: self.embeddings,
+            EMBEDDINGS_MODEL: self.embeddings_model,
         }
         return {name: str(value) for name, value in told.items() if value is not None}
 

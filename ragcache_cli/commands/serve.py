@@ -121,6 +121,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="memory for the documents of --corpus and of clients (default: 1GiB)",
     )
     parser.add_argument(
+        "--embeddings",
+        metavar="MODEL",
+        help="what embeds documents that come without vectors, for --reuse anywhere: minilm (extra "
+        "demo), or the URL of an OpenAI-compatible server, such as http://host:8001/v1",
+    )
+    parser.add_argument(
+        "--embeddings-model",
+        metavar="NAME",
+        help="the model of that server; its key comes in RAGCACHE_EMBEDDINGS_KEY",
+    )
+    parser.add_argument(
         "--kept-share",
         type=share,
         metavar="SHARE",
@@ -179,7 +190,14 @@ def run(parsed: argparse.Namespace, console: Console) -> int:
     settings["model"] = str(demo_model()) if parsed.model == DEMO_MODEL else parsed.model
     doors = DoorSettings(parsed.keys, parsed.max_body, parsed.max_requests, parsed.max_corpora)
     require_usable_keys(doors, parsed.vllm_arguments)
-    doors = replace(doors, learns_documents=parsed.learn_documents, kept_share=parsed.kept_share)
+    _require_embeddings(parsed, settings)
+    doors = replace(
+        doors,
+        learns_documents=parsed.learn_documents,
+        kept_share=parsed.kept_share,
+        embeddings=parsed.embeddings,
+        embeddings_model=parsed.embeddings_model,
+    )
     if parsed.corpus:
         from ragcache_cli.corpus_pushing import write_corpora
 
@@ -199,6 +217,24 @@ def run(parsed: argparse.Namespace, console: Console) -> int:
     else:
         become_server(settings, doors, vllm_arguments)
     return 0
+
+
+def _require_embeddings(parsed: argparse.Namespace, settings: dict[str, object]) -> None:
+    """Raise CommandError or ConfigError for an embedding model that the server could not use."""
+    from ragcache_cli.errors import CommandError
+    from ragcache_engine.corpora.embedders import require_embedder
+
+    if parsed.embeddings is None:
+        if parsed.embeddings_model is not None:
+            raise CommandError(
+                "--embeddings-model is a name on a server: say which, by --embeddings"
+            )
+        return
+    if settings.get("reuse") != "anywhere":
+        raise CommandError(
+            "--embeddings finds what documents are borrowed behind: give it with --reuse anywhere"
+        )
+    require_embedder(parsed.embeddings, parsed.embeddings_model)
 
 
 def _listening(parsed: argparse.Namespace) -> list[str]:

@@ -29,6 +29,10 @@ class Nearness:
         self._gone: list[int] = []
         self.version = 0
 
+    def __len__(self) -> int:
+        """Count the documents that have a vector."""
+        return len(self._numbers)
+
     def put(self, document_id: str, vector: NDArray[np.float32] | None) -> None:
         """Remember a document's vector in place of an earlier one. None: it has none.
 

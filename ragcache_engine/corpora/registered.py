@@ -8,11 +8,13 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import islice
 from sys import getsizeof
-from threading import Lock
+from threading import Condition, Lock
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ragcache_engine.checks import LONGEST_ID, shown
 from ragcache_engine.corpora.document import (
@@ -43,7 +45,11 @@ Owner = str | None
 
 @dataclass(slots=True)
 class _Kept:
-    """A document. metadata: as JSON. near: ids of the nearest ones, as of a version of the vectors."""
+    """A document.
+
+    metadata: as JSON. near: ids of the nearest ones, as of a version of the vectors. given_bytes: of a
+    vector that no client told.
+    """
 
     id: str
     text: str
@@ -52,15 +58,29 @@ class _Kept:
     digests: Sequence[bytes]
     size_bytes: int
     near: tuple[int, Sequence[str]] = (-1, ())
+    given_bytes: int = 0
 
 
 @dataclass(slots=True)
 class _Corpus:
-    """Documents by id. near_lock: for the vectors, as a search among them may take long."""
+    """Documents by id. near_lock: for the vectors, as a search among them may take long.
+
+    has_told_vectors: whether a client told any. Another model's vectors are not put beside them.
+    """
 
     documents: dict[str, _Kept] = field(default_factory=dict)
     nearness: Nearness = field(default_factory=Nearness)
     near_lock: Lock = field(default_factory=Lock)
+    has_told_vectors: bool = False
+
+
+class ToEmbed(NamedTuple):
+    """A document that is to get a vector."""
+
+    owner: Owner
+    corpus: str
+    id: str
+    text: str
 
 
 class ListedDocument(NamedTuple):
@@ -72,11 +92,16 @@ class ListedDocument(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CorpusSummary:
-    """What a corpus holds. too_short: how many of its documents are too short to be recognised."""
+    """What a corpus holds.
+
+    too_short: how many of its documents are too short to be recognised. with_vector: how many have a
+    vector, so that their neighbours are known.
+    """
 
     documents: int
     size_bytes: int
     too_short: int
+    with_vector: int
 
 
 class CorporaTotals(NamedTuple):
@@ -90,7 +115,8 @@ class CorporaTotals(NamedTuple):
 class Corpora:
     """Registered documents. Any thread may call its methods; most work as long as a corpus is large.
 
-    most_bytes: how much memory those of all clients may take.
+    most_bytes: how much memory those of all clients may take. embeds: whether documents for which no
+    client told vectors wait for `take_to_embed`; see Embedding.
 
     In the knowledge tree a document's name is `name_of(owner, corpus, id)`: what one tenant registers and
     forgets is never another's. A document that is removed or gets another text is to be forgotten there:
@@ -99,6 +125,7 @@ class Corpora:
 
     def __init__(self, most_bytes: int = 1 << 30) -> None:
         self.most_bytes = most_bytes
+        self.embeds = False
         self._corpora: dict[Owner, dict[str, _Corpus]] = {}
         self._indexes: dict[Owner, FingerprintIndex[tuple[str, str]]] = {}
         self._powers = Powers()
@@ -108,7 +135,9 @@ class Corpora:
         self._in_use: Counter[str] = Counter()
         self._changes = 0
         self._owing = Lock()  # for the three above, as the server's loop waits for it
+        self._to_embed: dict[Owner, dict[tuple[str, str], None]] = {}
         self._lock = Lock()
+        self._has_to_embed = Condition(self._lock)
 
     def put(self, owner: Owner, corpus: str, document: Registered) -> Change:
         """Register a document, in place of the one of its id in this corpus.
@@ -132,7 +161,10 @@ class Corpora:
             if kept and kept.digest == digest:
                 return Change.SAME
             self._require_room(owner, size_bytes - (kept.size_bytes if kept else 0))
-            known.nearness.put(document.id, vector)
+            if vector is not None and not known.has_told_vectors:
+                self._take_told_vectors(owner, known, document.id, vector)
+            else:
+                known.nearness.put(document.id, vector)
             has_same_text = kept is not None and kept.text == text
             digests: Sequence[bytes] = kept.digests if kept else ()
             if not has_same_text:
@@ -145,6 +177,9 @@ class Corpora:
             self._sizes_bytes[owner] += size_bytes - (kept.size_bytes if kept else 0)
             if kept and not has_same_text:
                 self._owe(name)
+            if self.embeds and not known.has_told_vectors:
+                self._to_embed.setdefault(owner, {})[corpus, document.id] = None
+                self._has_to_embed.notify()
             return Change.CHANGED if kept else Change.ADDED
 
     def remove(
@@ -171,6 +206,55 @@ class Corpora:
     def drop(self, owner: Owner, corpus: str) -> int:
         """Register no document of this corpus any more; return how many were there."""
         return self.remove(owner, corpus, [one.id for one in self.documents(owner, corpus)])
+
+    def take_to_embed(self, most: int) -> list[ToEmbed]:
+        """Return documents of one owner that wait for a vector, as soon as there are any.
+
+        The next call is for the next owner: one with many documents holds up no other.
+        """
+        with self._has_to_embed:
+            while True:
+                self._has_to_embed.wait_for(lambda: self._to_embed)
+                owner, waiting = next(iter(self._to_embed.items()))
+                some = [*islice(waiting, most)]
+                del self._to_embed[owner]
+                for one in some:
+                    del waiting[one]
+                if waiting:
+                    self._to_embed[owner] = waiting
+                corpora = self._corpora.get(owner, {})
+                found = [
+                    ToEmbed(owner, corpus, name, kept.text)
+                    for corpus, name in some
+                    if (known := corpora.get(corpus)) is not None
+                    and not known.has_told_vectors
+                    and (kept := known.documents.get(name)) is not None
+                ]
+                if found:
+                    return found
+
+    def embed_later(self, some: Iterable[ToEmbed]) -> None:
+        """Let documents wait again that could not be embedded."""
+        with self._has_to_embed:
+            for one in some:
+                self._to_embed.setdefault(one.owner, {})[one.corpus, one.id] = None
+            self._has_to_embed.notify()
+
+    def set_vector(self, embedded: ToEmbed, vector: NDArray[np.float32]) -> None:
+        """Give a document its vector, unless it has changed meanwhile, or there is no room for it.
+
+        Raises InvalidArgument for a vector that cannot be compared with the others.
+        """
+        owner, corpus, document_id, text = embedded
+        with self._corpus_of(owner, corpus) as known, self._lock:
+            kept = known.documents.get(document_id)
+            if kept is None or kept.text != text or known.has_told_vectors:
+                return
+            self._require_room(owner, vector.nbytes)
+            known.nearness.put(document_id, vector)
+            kept.size_bytes += vector.nbytes - kept.given_bytes
+            self._sizes_bytes[owner] += vector.nbytes - kept.given_bytes
+            kept.given_bytes = vector.nbytes
 
     def owed(self) -> dict[str, int]:
         """Return the names that are to be forgotten; what `pay` wants. None of a prompt under way."""
@@ -235,6 +319,7 @@ class Corpora:
                     len(known.documents),
                     sum(one.size_bytes for one in known.documents.values()),
                     sum(not one.digests for one in known.documents.values()),
+                    len(known.nearness),
                 )
                 for name, known in self._corpora.get(owner, {}).items()
             }
@@ -326,6 +411,22 @@ class Corpora:
                             self._indexes.pop(owner, None)
                             self._sizes_bytes.pop(owner, None)
                 return
+
+    def _take_told_vectors(
+        self, owner: Owner, known: _Corpus, document_id: str, vector: NDArray[np.float32]
+    ) -> None:
+        """Put the first vector that a client told in the place of all others: they are another model's.
+
+        Raises InvalidArgument, and then nothing has changed.
+        """
+        told = Nearness()
+        told.put(document_id, vector)
+        known.nearness, known.has_told_vectors = told, True
+        for kept in known.documents.values():
+            kept.near = (-1, ())
+            kept.size_bytes -= kept.given_bytes
+            self._sizes_bytes[owner] -= kept.given_bytes
+            kept.given_bytes = 0
 
     def _owe(self, name: str) -> None:
         with self._owing:

@@ -29,6 +29,13 @@ LEARN = "RAGCACHE_LEARN_DOCUMENTS"
 """With 1, texts that recur in a tenant's prompts become documents by themselves."""
 
 
+EMBEDDINGS, EMBEDDINGS_MODEL = "RAGCACHE_EMBEDDINGS", "RAGCACHE_EMBEDDINGS_MODEL"
+"""What embeds documents for which no client told vectors; see corpora.embedders.make_embedder."""
+
+EMBEDDINGS_KEY = "RAGCACHE_EMBEDDINGS_KEY"
+"""The API key of the server that embeds."""
+
+
 KEPT_SHARE = "RAGCACHE_KEPT_SHARE"
 """Which part of the host tier, and of the disk tier, may be kept from eviction, 0 to 1."""
 

@@ -145,6 +145,37 @@ def test_keys_and_limits_travel_in_the_environment(
     assert "the key of the shop" not in " ".join(words)
 
 
+EMBEDDING = ("--embeddings", "http://host:8001/v1")
+
+
+def test_what_embeds_documents_travels_there_too(
+    demo_model: str, capsys: pytest.CaptureFixture[str]
+):
+    given = ("--reuse", "anywhere", *EMBEDDING, "--embeddings-model", "small")
+    words = shown(capsys, demo_model, *given, "--show")
+    assert words[:3] == [
+        "env",
+        "RAGCACHE_EMBEDDINGS=http://host:8001/v1",
+        "RAGCACHE_EMBEDDINGS_MODEL=small",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        (EMBEDDING, "give it with --reuse anywhere"),
+        (("--reuse", "anywhere", *EMBEDDING), "name the model that"),
+        (("--reuse", "anywhere", "--embeddings", "large"), 'an embedding model is "minilm"'),
+        (("--embeddings-model", "small"), "say which, by --embeddings"),
+    ],
+)
+def test_what_cannot_embed_is_refused_before_anything_starts(
+    demo_model: str, capsys: pytest.CaptureFixture[str], given: tuple[str, ...], why: str
+):
+    assert main(["serve", demo_model, *given, "--show"]) == 1
+    assert why in " ".join(capsys.readouterr().err.split())
+
+
 @pytest.mark.parametrize(
     ("text", "given", "why"),
     [

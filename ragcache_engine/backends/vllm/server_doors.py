@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ from ragcache_engine.backends.vllm.budget import TierBudget
 from ragcache_engine.backends.vllm.installed import require_vllm
 from ragcache_engine.backends.vllm.request_bodies import PromptWriter, require_readable
 from ragcache_engine.backends.vllm.tiers.settings import TierSettings
+from ragcache_engine.corpora.embedders import make_embedder
+from ragcache_engine.corpora.embedding import Embedding
 from ragcache_engine.corpora.learned import LearnedDocuments
 from ragcache_engine.corpora.registered import Corpora
 from ragcache_engine.daemon_threads import DaemonThreads
@@ -33,6 +36,9 @@ from ragcache_engine.serving.near_documents import NearDocuments
 from ragcache_engine.serving.routes import TOKENIZED_AT_ONCE, Served
 from ragcache_engine.serving.settings import (
     CORPORA_FOLDER,
+    EMBEDDINGS,
+    EMBEDDINGS_KEY,
+    EMBEDDINGS_MODEL,
     KEYS_FILE,
     LEARN,
     OPERATOR_KEY,
@@ -64,6 +70,9 @@ class ServerDoors(Doors):
             config.timeout_graceful_shutdown = END_S
             # What vLLM's /metrics shows of this process.
             REGISTRY.register(SampleCollector(lambda: sample_corpora(*self._corpora.totals())))
+            if told := os.environ.get(EMBEDDINGS):
+                model, key = os.environ.get(EMBEDDINGS_MODEL), os.environ.get(EMBEDDINGS_KEY)
+                Embedding(self._corpora, partial(make_embedder, told, model, key)).start()
             if folder := os.environ.get(CORPORA_FOLDER):
                 read_corpora(Path(folder), self._corpora)
         await super().__call__(scope, receive, send)
