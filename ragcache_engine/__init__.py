@@ -13,7 +13,14 @@ from ragcache_engine.anywhere.beginnings import sets_of_each
 from ragcache_engine.anywhere.corpus import Corpus
 from ragcache_engine.backends.memory import MemoryBackend
 from ragcache_engine.cache_stats import CacheStats
-from ragcache_engine.chat import ToolAnswer, ToolAnswerPart, ToolCall, ToolCallPart, ToolReader
+from ragcache_engine.chat import (
+    ToolAnswer,
+    ToolAnswerPart,
+    ToolCall,
+    ToolCallPart,
+    ToolReader,
+    cache_point,
+)
 from ragcache_engine.config import EngineConfig
 from ragcache_engine.engine import RAGCacheEngine
 from ragcache_engine.engine_chat import EngineChat
@@ -191,5 +198,6 @@ __all__ = [
     "Usage",
     "Warmed",
     "__version__",
+    "cache_point",
     "sets_of_each",
 ]

@@ -63,6 +63,7 @@ from ragcache_engine.tiers.kept import KeepOrder
 from ragcache_engine.tiers.tree_snapshot import MOST_DOCUMENTS, TreeSnapshot
 from ragcache_engine.values import (
     Answer,
+    ChatPrompt,
     Document,
     ModelLimits,
     Piece,
@@ -70,6 +71,7 @@ from ragcache_engine.values import (
     TokenizedPrompt,
     require_options,
 )
+from ragcache_engine.warming.cache_points import CachePoints
 from ragcache_engine.warming.keep import (
     Keeping,
     KeepingBackend,
@@ -149,6 +151,7 @@ class RAGCacheEngine:
         )
         self.threads = self._runtime.threads
         self._sync_record = SyncRecord()
+        self._cache_points = CachePoints()
         # Not bound to self: the engine must be collectable while its runtime waits to be closed.
         self._finalizer = weakref.finalize(self, self._runtime.close)
         try:
@@ -286,7 +289,34 @@ class RAGCacheEngine:
         """
         require_duration(timeout_s, "timeout_s")
         prepared = self._intake.prepare(prompt, documents, options, tenant, exact, recompute_ratio)
+        prepared = self._with_cache_points(prompt, prepared)
         return self._answer(replace(prepared, timeout_s=timeout_s))
+
+    def _with_cache_points(self, prompt: str, prepared: PreparedRequest) -> PreparedRequest:
+        """Return a request after whose answer its prompt is kept up to its cache points."""
+        config = self.config
+        can_keep = config.backend != "server" and (self.limits.host_blocks or config.disk_cache)
+        if not isinstance(prompt, ChatPrompt) or not prompt.cache_points or not can_keep:
+            return prepared
+        request = prepared.request
+        keep = partial(self._keep_beginning, request.tenant, request.planned)
+        note = partial(self._cache_points.note, prompt, request.spans, request.tenant, keep)
+        # Where documents are borrowed, the text behind them would be one more of them.
+        return replace(prepared, when_answered=partial(note, whole=config.reuse != "anywhere"))
+
+    def _keep_beginning(
+        self,
+        tenant: str | None,
+        planned: int | None,
+        text: str,
+        documents: Sequence[Document],
+        for_s: float,
+    ) -> None:
+        """Keep the beginning of a prompt with these documents for a while."""
+        order = self._order_to_keep("host" if self.limits.host_blocks else "disk", for_s, None)
+        prefiller = self._prefiller(tenant, only_missing=False, planned=planned)
+        request = prefiller.prepare((ChatPrompt(text), documents))
+        self._begin_keeping(order, prefiller, [request], False).result()
 
     def _answer(self, prepared: PreparedRequest) -> AnswerStream:
         return AnswerStream(
@@ -357,7 +387,7 @@ class RAGCacheEngine:
                 self._intake.prepare, prompt, documents, options, tenant, exact, recompute_ratio
             )
         )
-        prepared = replace(prepared, timeout_s=timeout_s)
+        prepared = replace(self._with_cache_points(prompt, prepared), timeout_s=timeout_s)
         pieces = read_async(partial(self._runtime.start_request, prepared))
         async with aclosing(pieces):
             async for piece in pieces:
@@ -651,11 +681,13 @@ class RAGCacheEngine:
         self._runtime.require_this_process()
         return self._runtime.call_backend(look, "tell what it keeps")
 
-    def _prefiller(self, tenant: str | None, only_missing: bool) -> Prefiller:
+    def _prefiller(
+        self, tenant: str | None, only_missing: bool, planned: int | None = None
+    ) -> Prefiller:
         return Prefiller(
             self._runtime,
             self._intake,
-            planned=self._runtime.forgotten.moment,
+            planned=self._runtime.forgotten.moment if planned is None else planned,
             tenant=tenant,
             # A borrowed document's own tensors matter here, not the answer: nothing is computed anew.
             recompute_ratio=0.0 if self.config.reuse == "anywhere" else None,

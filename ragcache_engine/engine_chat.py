@@ -5,18 +5,22 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from ragcache_engine.chat import (
     GuidedReader,
     ToolReader,
+    are_marked,
     call_guide,
     call_or_answer_guide,
     check_messages,
     check_template_args,
     check_tools,
     describe_tools,
+    find_points,
     tool_names,
+    without_marks,
 )
 from ragcache_engine.errors import RefusedMessages
 from ragcache_engine.protocols import Conversation
@@ -65,7 +69,7 @@ class EngineChat:
 
         The request then has exactly the tokens that vLLM's own chat endpoint would make of the
         conversation. Calling this is cheap: the model computes nothing.
-        messages: as in OpenAI's chat API; their contents are texts.
+        messages: as in OpenAI's chat API; their contents are texts, which may hold a `cache_point`.
         tools: functions that the model may call, as in that API: {"type": "function", "function":
           {...}}. If the template has no place for tools, the system message describes them.
         add_generation_prompt: end the prompt with the text that begins the assistant's answer.
@@ -79,7 +83,8 @@ class EngineChat:
                 "a prompt that continues the last message begins no new answer: with "
                 "continue_final_message=True, set add_generation_prompt=False"
             )
-        messages = check_messages(messages)
+        marked = check_messages(messages)
+        messages = without_marks(marked) if are_marked(marked) else marked
         tools = check_tools(tools or ())
         conversation = Conversation(
             messages=messages,
@@ -93,10 +98,13 @@ class EngineChat:
         if speaks_of_tools and not self.takes_tools:
             in_words = describe_tools(conversation.messages, conversation.tools)
             conversation = replace(conversation, messages=in_words, tools=())
-        return ChatPrompt(
-            self._render(conversation),
-            _plain_values(conversation.template_args) if self._tells_reasoning else None,
-        )
+            marked = describe_tools(marked, tools)
+        text = self._render(conversation)
+        args = _plain_values(conversation.template_args) if self._tells_reasoning else None
+        if marked is messages:
+            return ChatPrompt(text, args)
+        write_marked = partial(self._render, replace(conversation, messages=marked))
+        return ChatPrompt(text, args, find_points(text, write_marked))
 
     @property
     def takes_tools(self) -> bool:

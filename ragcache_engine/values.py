@@ -197,14 +197,23 @@ class ChatPrompt(str):
 
     A text made from a ChatPrompt, for example by joining, is a plain text again.
     template_args: as in SamplingOptions.
+    cache_points: up to which of its characters it is to stay cached, and for how many seconds; see
+      `cache_point`.
     """
 
-    __slots__ = ("template_args",)
+    __slots__ = ("cache_points", "template_args")
     template_args: dict[str, Any] | None
+    cache_points: tuple[tuple[int, float], ...]
 
-    def __new__(cls, text: str, template_args: dict[str, Any] | None = None) -> Self:
+    def __new__(
+        cls,
+        text: str,
+        template_args: dict[str, Any] | None = None,
+        cache_points: tuple[tuple[int, float], ...] = (),
+    ) -> Self:
         prompt = super().__new__(cls, text)
         prompt.template_args = template_args
+        prompt.cache_points = cache_points
         return prompt
 
     def fit_options(self, options: SamplingOptions) -> SamplingOptions:

@@ -231,6 +231,7 @@ MAY_IMPORT = {
     ],
     "ragcache_engine.warming": [
         "warming",
+        "daemon_threads",
         "requests",
         "anywhere",
         "prompt",

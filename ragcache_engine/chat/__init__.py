@@ -1,5 +1,11 @@
 """Check conversations before a chat template writes them; offer tools to a model and read its calls."""
 
+from ragcache_engine.chat.cache_points import (
+    are_marked,
+    cache_point,
+    find_points,
+    without_marks,
+)
 from ragcache_engine.chat.calls import (
     CallReader,
     GuidedReader,
@@ -26,11 +32,15 @@ __all__ = [
     "ToolCall",
     "ToolCallPart",
     "ToolReader",
+    "are_marked",
+    "cache_point",
     "call_guide",
     "call_or_answer_guide",
     "check_messages",
     "check_template_args",
     "check_tools",
     "describe_tools",
+    "find_points",
     "tool_names",
+    "without_marks",
 ]

@@ -47,6 +47,7 @@ class PreparedRequest:
       if no retrieval led to the prompt.
     count_hits: call this with what the finished request cost.
     timeout_s: how long its whole answer may take; None: any time.
+    when_answered: call this when it is answered. Returns at once.
     """
 
     request: BackendRequest
@@ -57,6 +58,7 @@ class PreparedRequest:
     learn: Callable[[], None] | None = None
     count_hits: Callable[[Usage], None] | None = None
     timeout_s: float | None = None
+    when_answered: Callable[[], None] | None = None
 
 
 class RequestRunner:
@@ -104,6 +106,8 @@ class RequestRunner:
                         self._count_end(None if is_warming else piece.usage)
                         if prepared.count_hits and not is_warming:
                             prepared.count_hits(piece.usage)
+                        if prepared.when_answered:
+                            prepared.when_answered()
                         is_counted = True
                     put(piece)
             put(None)

@@ -26,6 +26,7 @@ from ragcache_engine import (
     ToolCall,
 )
 from ragcache_integrations.answer_facts import answer_facts
+from ragcache_integrations.cache_hints import mark_of
 from ragcache_integrations.langchain.logprobs import with_logprobs
 from ragcache_integrations.langchain.usage import usage_metadata
 
@@ -72,11 +73,16 @@ def _make_readable(message: BaseMessage, number: int) -> BaseMessage:
         return message.model_copy(update={"content": said, "tool_calls": calls})
     if isinstance(message.content, str):
         return message
-    content = [
-        block if (text := _text_of(block)) is None else {"type": "text", "text": text}
-        for block in blocks
-        if "cachePoint" not in block  # Bedrock's hint for its cache
-    ]
+    content: list[dict[str, Any]] = []
+    for block in blocks:
+        hint = block.get("cache_control", block.get("extras", {}).get("cache_control"))
+        if "cachePoint" in block:  # Bedrock's, for what stands before it
+            hint = block["cachePoint"]
+        else:
+            text = _text_of(block)
+            content.append(block if text is None else {"type": "text", "text": text})
+        if hint and content and isinstance(content[-1].get("text"), str):
+            content[-1]["text"] += mark_of(hint)
     return message.model_copy(update={"content": content})
 
 

@@ -19,6 +19,7 @@ from llama_index.core.base.llms.types import (
 )
 
 from ragcache_engine import NoChatTemplate, RAGCacheEngine
+from ragcache_integrations.cache_hints import mark_of
 from ragcache_integrations.llamaindex.tool_calling import arguments_so_far
 
 # Roles that chat templates do not have, and the roles they have instead.
@@ -28,8 +29,8 @@ _TEMPLATE_ROLES = {
     MessageRole.MODEL: "assistant",
     MessageRole.FUNCTION: "tool",
 }
-# Not sent: what a model thought before an earlier answer or cited beside it, hints for vendors' caches.
-_LEFT_OUT = (ThinkingBlock, CitationBlock, CachePoint)
+# Not sent: what a model thought before an earlier answer or cited beside it.
+_LEFT_OUT = (ThinkingBlock, CitationBlock)
 
 
 def write_conversation(engine: RAGCacheEngine, messages: Sequence[ChatMessage]) -> str:
@@ -65,10 +66,13 @@ def _as_message(message: ChatMessage) -> dict[str, Any]:
 
 
 def _content(message: ChatMessage, has_calls: bool) -> str | list[dict[str, str]] | None:
-    shown = [
-        block for block in message.blocks if not isinstance(block, (ToolCallBlock, *_LEFT_OUT))
-    ]
-    parts = [part for block in shown for part in _parts(block)]
+    parts: list[dict[str, str]] = []
+    for block in message.blocks:
+        if isinstance(block, CachePoint):
+            if parts and "text" in parts[-1]:
+                parts[-1]["text"] += mark_of(block.cache_control)
+        elif not isinstance(block, (ToolCallBlock, *_LEFT_OUT)):
+            parts += _parts(block)
     if any(part["type"] != "text" for part in parts):
         return parts
     text = "\n".join(part["text"] for part in parts)

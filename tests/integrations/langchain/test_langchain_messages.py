@@ -5,7 +5,7 @@ import base64
 import pytest
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
 
-from ragcache_engine import RefusedMessages
+from ragcache_engine import EngineConfig, RAGCacheEngine, RefusedMessages
 from ragcache_integrations.langchain import ChatRAGCache
 from ragcache_integrations.langchain.messages import conversation
 
@@ -139,11 +139,33 @@ def test_what_a_tool_returned_in_blocks_is_read():
     }
 
 
+BEDROCK = {"cachePoint": {"type": "default"}}
+
+
 @pytest.mark.parametrize("kind", [HumanMessage, SystemMessage])
-def test_hints_for_another_vendors_cache_are_passed_over(kind):
-    marked = {"type": "text", "text": "How deep?", "cache_control": {"type": "ephemeral"}}
-    (message,) = sent(kind([marked, {"cachePoint": {"type": "default"}}]))
-    assert message["content"] == "How deep?"
+@pytest.mark.parametrize(
+    ("hint", "behind", "for_s"),
+    [
+        ({"cache_control": {"type": "ephemeral"}}, [], 300),
+        ({"cache_control": {"type": "ephemeral", "ttl": "1h"}}, [], 3600),
+        ({"cache_control": {"type": "ephemeral", "ttl": "0s"}}, [], 300),
+        ({}, [BEDROCK], 300),
+    ],
+)
+def test_a_prompt_stays_cached_up_to_a_hint_of_any_vendor(kind, hint, behind, for_s):
+    marked = {"type": "text", "text": "The lake is deep.", **hint}
+    messages = conversation([kind([marked, *behind, TEXT]), HumanMessage("How deep?")])
+    with RAGCacheEngine(EngineConfig(backend="memory")) as engine:
+        prompt = engine.chat.prompt(messages)
+    [(characters, told_s)] = prompt.cache_points
+    assert prompt[:characters].endswith("The lake is deep.")
+    assert "594 m." in prompt[characters:]
+    assert told_s == for_s
+
+
+def test_a_hint_before_any_text_is_passed_over():
+    (message,) = sent(HumanMessage([BEDROCK, TEXT]))
+    assert message["content"] == "594 m."
 
 
 def test_results_within_a_question_become_messages_of_their_own():

@@ -1,7 +1,10 @@
 """LlamaIndex's messages in the form that a chat template takes."""
 
+from time import monotonic, sleep
+
 import pytest
 from llama_index.core.base.llms.types import (
+    CacheControl,
     CachePoint,
     ChatMessage,
     CitableBlock,
@@ -16,7 +19,7 @@ from llama_index.core.base.llms.types import (
 from llama_index.core.chat_engine import SimpleChatEngine
 from llama_index.core.prompts import ChatPromptTemplate, PromptTemplate
 
-from ragcache_engine import RefusedMessages
+from ragcache_engine import EngineConfig, RAGCacheEngine, RefusedMessages
 from ragcache_integrations.llamaindex import RAGCacheLLM
 from ragcache_integrations.llamaindex.conversations import as_messages
 
@@ -83,11 +86,34 @@ def test_a_conversation_without_messages_is_refused(engine):
         RAGCacheLLM(engine=engine).chat([])
 
 
-def test_cache_points_of_other_vendors_are_passed_over():
-    from llama_index.core.base.llms.types import CacheControl
+@pytest.mark.parametrize(("ttl", "for_s"), [("5m", 300), ("1h", 3600), ("soon", 300)])
+def test_a_prompt_stays_cached_up_to_its_cache_points(engine, ttl, for_s):
+    point = CachePoint(cache_control=CacheControl(type="ephemeral", ttl=ttl))
+    blocks = [TextBlock(text="Rules."), point, TextBlock(text="Why?")]
+    prompt = engine.chat.prompt(as_messages([ChatMessage(role="user", blocks=blocks)]))
+    [(characters, told_s)] = prompt.cache_points
+    assert prompt[:characters].endswith("Rules.")
+    assert prompt[characters:].startswith("\nWhy?")
+    assert told_s == for_s
 
+
+@pytest.mark.parametrize("ask", [RAGCacheLLM.chat, lambda llm, said: list(llm.stream_chat(said))])
+def test_an_answered_chat_is_kept_up_to_its_cache_point(ask):
+    engine = RAGCacheEngine(EngineConfig(backend="memory", host_cache="1GiB"))
+    point = CachePoint(cache_control=CacheControl(type="ephemeral", ttl="1h"))
+    blocks = [TextBlock(text="Answer in one word. " * 20), point, TextBlock(text="Why?")]
+    ask(RAGCacheLLM(engine=engine), [ChatMessage(role="user", blocks=blocks)])
+    end = monotonic() + 10
+    while not (kept := engine.kept()):
+        assert monotonic() < end
+        sleep(0.01)
+    assert kept[0].held_tokens == kept[0].tokens > 0
+    engine.close()
+
+
+def test_a_cache_point_before_any_text_is_passed_over():
     point = CachePoint(cache_control=CacheControl(type="ephemeral"))
-    message = ChatMessage(role="user", blocks=[TextBlock(text="Why?"), point])
+    message = ChatMessage(role="user", blocks=[point, TextBlock(text="Why?")])
     assert as_messages([message]) == [{"role": "user", "content": "Why?"}]
 
 
