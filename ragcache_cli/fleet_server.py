@@ -32,7 +32,10 @@ OURS = ("--port", "--host", "--uds")
 
 @dataclass(frozen=True, slots=True)
 class FleetArguments:
-    """The arguments of the command that a single server does not have."""
+    """The arguments of the command that a single server does not have.
+
+    certificate: the paths of the door's certificate and of its key; None: it speaks plain HTTP.
+    """
 
     replicas: int
     max_replicas: int | None
@@ -41,6 +44,7 @@ class FleetArguments:
     gpus: float | None
     host: str
     port: int
+    certificate: tuple[str, str] | None = None
 
 
 def fleet_settings(
@@ -67,7 +71,7 @@ def fleet_settings(
         max_replicas=fleet.max_replicas,
         routing=fleet.routing,
         replica_gpus=fleet.gpus if fleet.gpus is not None else (0 if is_cpu else 1),
-        replica_cpus=max(1, cores - 1) if is_cpu and cores >= FEW_CORES else 0,
+        replica_cpus=_replica_cpus(cores, fleet) if is_cpu else 0,
         splits_cores=is_cpu and fleet.address is None,
         max_requests=doors.max_requests,
         max_body_bytes=doors.max_body_bytes,
@@ -75,6 +79,16 @@ def fleet_settings(
         corpora_folder=environment.get(CORPORA_FOLDER),
         max_corpora_bytes=doors.max_corpora_bytes,
     )
+
+
+def _replica_cpus(cores: int, fleet: FleetArguments) -> int:
+    """Return how many cores Ray sets aside for a replica. cores: of this machine, for each replica.
+
+    On a cluster at least one: a head that is given none runs no replica.
+    """
+    if cores >= FEW_CORES:
+        return cores - 1
+    return int(fleet.address is not None)
 
 
 def share_memory(settings: FleetSettings) -> FleetSettings:
@@ -100,7 +114,7 @@ def print_config(
         import yaml  # it comes with Ray
     make_folder(folder, OTHER_CONFIG)
     config = folder / "serve.yaml"
-    made = serve_config(settings, host=fleet.host, port=fleet.port)
+    made = serve_config(settings, host=fleet.host, port=fleet.port, certificate=fleet.certificate)
     write_whole(config, yaml.safe_dump(made, sort_keys=False), OTHER_CONFIG)
     console.print(f"Written: {config}", highlight=False, soft_wrap=True)
 
@@ -114,9 +128,14 @@ def run_fleet(settings: FleetSettings, fleet: FleetArguments, console: Console) 
         from ragcache_engine.fleet_serving.running import running_fleet
     console.print(f"Starting {settings.replicas} replicas", highlight=False)
     let_libraries_speak()
-    where = f"http://{fleet.host}:{fleet.port}"
+    where = f"{'https' if fleet.certificate else 'http'}://{fleet.host}:{fleet.port}"
     with running_fleet(
-        settings, host=fleet.host, port=fleet.port, address=fleet.address, operator_key=key
+        settings,
+        host=fleet.host,
+        port=fleet.port,
+        address=fleet.address,
+        operator_key=key,
+        certificate=fleet.certificate,
     ):
         # Ray has taken the signals for itself, and would end at once.
         ended = threading.Event()

@@ -11,6 +11,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -87,6 +88,44 @@ class Host:
     def mend(self) -> None:
         """Undo `cut`."""
         _ip("link", "set", self._link, "up")
+
+    @contextlib.contextmanager
+    def poor_link(self, delay_s: float, loss: float) -> Iterator[None]:
+        """Let the host's frames come so much later, each way, and lose this share of them."""
+        told = subprocess.run(
+            ["ip", "-n", self.name, "-br", "link", "show", "eth0"],
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+        carrier = subprocess.Popen(
+            [
+                *(
+                    sys.executable,
+                    str(Path(__file__).with_name("poor_link.py")),
+                    self.name,
+                    "poor0",
+                ),
+                *(told.stdout.split()[2], BRIDGE, str(delay_s), str(loss)),
+            ],
+            stdout=subprocess.PIPE,
+        )
+        assert carrier.stdout is not None
+        carrier.stdout.readline()
+        self._move("eth0", "poor0")
+        try:
+            yield
+        finally:
+            self._move("poor0", "eth0")
+            carrier.kill()
+            carrier.wait()
+
+    def _move(self, device: str, other: str) -> None:
+        """Let the host's address stand on another device: connections go on."""
+        _ip("-n", self.name, "link", "set", device, "down")
+        _ip("-n", self.name, "addr", "flush", "dev", device)
+        _ip("-n", self.name, "addr", "add", f"{self.address}/24", "dev", other)
+        _ip("-n", self.name, "link", "set", other, "up")
 
     def remove(self) -> None:
         """Kill and remove the host."""

@@ -158,6 +158,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--gpus", type=float, metavar="N", help="of each replica (1 with CUDA, else 0)"
     )
     fleet.add_argument(
+        "--ssl-certfile", type=Path, metavar="FILE", help="the door's certificate, for https"
+    )
+    fleet.add_argument("--ssl-keyfile", type=Path, metavar="FILE", help="the key to it")
+    fleet.add_argument(
         "--print-config",
         type=Path,
         metavar="FOLDER",
@@ -168,7 +172,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-FLEET_ARGUMENTS = ("max_replicas", "routing", "address", "gpus", "print_config")
+FLEET_ARGUMENTS = (
+    *("max_replicas", "routing", "address", "gpus", "ssl_certfile", "ssl_keyfile", "print_config"),
+)
 """The arguments that mean something for a fleet alone."""
 REPLICA_ARGUMENTS = (*ENGINE_SETTINGS, "reuse", "recompute_ratio", "missing_donors")
 """The arguments that each replica of a fleet is started with."""
@@ -245,6 +251,26 @@ def _listening(parsed: argparse.Namespace) -> list[str]:
     return [word for name in chosen.keys() - given for word in (name, chosen[name])]
 
 
+def _read_certificate(certificate: Path | None, key: Path | None) -> tuple[str, str] | None:
+    """Return the paths of the door's certificate and key. Raises CommandError for what is no pair."""
+    import ssl
+
+    from ragcache_cli.errors import CommandError
+
+    if certificate is None and key is None:
+        return None
+    if certificate is None or key is None:
+        raise CommandError("--ssl-certfile and --ssl-keyfile belong together: give both")
+    paths = str(certificate.expanduser().resolve()), str(key.expanduser().resolve())
+    try:
+        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(*paths)
+    except (OSError, ssl.SSLError) as error:
+        raise CommandError(
+            f"{certificate} and {key} are no certificate and its key: {error}"
+        ) from error
+    return paths
+
+
 def _run_fleet(
     parsed: argparse.Namespace, doors: DoorSettings, model: object, console: Console
 ) -> int:
@@ -258,6 +284,7 @@ def _run_fleet(
         parsed.gpus,
         parsed.host or "127.0.0.1",
         parsed.port or 8000,
+        _read_certificate(parsed.ssl_certfile, parsed.ssl_keyfile),
     )
     words = [str(model)]
     for name in REPLICA_ARGUMENTS:

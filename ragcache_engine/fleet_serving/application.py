@@ -49,6 +49,9 @@ DRAIN_S = 120.0
 
 HEALTH_S = 5.0
 
+ON_HEAD = "node:__internal_head__"
+"""A resource that Ray gives to a cluster's head alone."""
+
 
 def build(said: Mapping[str, Any]) -> serve.Application:
     """Build the application from the `args` of Serve's config file. Raises ConfigError."""
@@ -103,7 +106,8 @@ def ingress_options(settings: FleetSettings) -> dict[str, Any]:
     return {
         "name": "Ingress",
         "max_ongoing_requests": 100_000,
-        "ray_actor_options": {"num_cpus": 0},
+        # Beside the address that clients know, so that no worker's end breaks off answers of others.
+        "ray_actor_options": {"num_cpus": 0, "resources": {ON_HEAD: 0.001}},
         "graceful_shutdown_timeout_s": DRAIN_S,
     }
 

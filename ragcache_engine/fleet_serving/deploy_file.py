@@ -9,11 +9,16 @@ from ragcache_engine.fleet_serving.fleet_settings import FleetSettings
 IMPORT_PATH = "ragcache_engine.fleet_serving.application:build"
 
 
-def serve_config(settings: FleetSettings, *, host: str, port: int) -> dict[str, Any]:
-    """Return the config file for `serve deploy`. Keys do not stand in it."""
+def serve_config(
+    settings: FleetSettings, *, host: str, port: int, certificate: tuple[str, str] | None = None
+) -> dict[str, Any]:
+    """Return the config file for `serve deploy`. Keys do not stand in it.
+
+    certificate: as in `http_options`.
+    """
     return {
         "proxy_location": "EveryNode",
-        "http_options": {"host": host, "port": port, "request_timeout_s": None},
+        "http_options": http_options(host, port, certificate),
         "applications": [
             {
                 "name": "ragcache",
@@ -23,3 +28,16 @@ def serve_config(settings: FleetSettings, *, host: str, port: int) -> dict[str, 
             }
         ],
     }
+
+
+def http_options(
+    host: str, port: int, certificate: tuple[str, str] | None = None
+) -> dict[str, Any]:
+    """Return where and how Ray Serve listens.
+
+    certificate: the paths of a certificate and of its key, on the hosts of its doors; None: plain HTTP.
+    """
+    options: dict[str, Any] = {"host": host, "port": port, "request_timeout_s": None}
+    if certificate is not None:
+        options["ssl_certfile"], options["ssl_keyfile"] = certificate
+    return options

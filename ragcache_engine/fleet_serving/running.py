@@ -14,6 +14,7 @@ from ray.serve.context import _get_global_client
 
 from ragcache_engine.errors import ConfigError
 from ragcache_engine.fleet_serving.application import build_application
+from ragcache_engine.fleet_serving.deploy_file import http_options
 from ragcache_engine.fleet_serving.fleet_settings import FleetSettings
 from ragcache_engine.serving.keys import name_by_digest
 
@@ -32,11 +33,13 @@ def running_fleet(
     port: int,
     address: str | None = None,
     operator_key: str | None = None,
+    certificate: tuple[str, str] | None = None,
 ) -> Iterator[None]:
     """Start a fleet, and end it after the block: first it answers what it has.
 
     host, port: where its door listens. address: of a Ray cluster; None: on this machine alone. The
     cluster goes on without the fleet, and so does what else Ray Serve runs there.
+    certificate: as in `http_options`.
     operator_key: an operator's key or its digest. Only the digest leaves this process, as a value that
     the door is made with: what Ray has in environments stands in process lists and logs.
 
@@ -52,9 +55,8 @@ def running_fleet(
     )
     try:
         serves_already = address is not None and _serves_on(port)
-        serve.start(
-            http_options={"host": host, "port": port, "request_timeout_s": None},
-        )
+        # One door, at the address that clients know: a worker has another one.
+        serve.start(proxy_location="HeadOnly", http_options=http_options(host, port, certificate))
         try:
             serve.run(build_application(settings, known_by), name=NAME, route_prefix="/")
             yield

@@ -1,0 +1,258 @@
+"""Run a fleet on a Ray cluster of hosts of their own, with a store on another one, and let things fail.
+
+    python benchmarks/ray_hosts.py --out FOLDER            # needs root, redis-server, iproute2 and Ray
+
+The hosts are network namespaces of this machine (see several_hosts.py): a head with the door, which has a
+certificate, two workers with a replica each, and one with Redis. Ray asks for its token everywhere.
+Clients ask the door over TLS all the time, and each answer is compared with the one that the fleet gave
+undisturbed. A fault is over when as many replicas answer as there are workers. The exit status is 1 if
+an answer was lost or wrong, a stranger without the token was let in, or a forgotten document came back.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import secrets
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import IO
+
+import httpx2
+from hosts.network import Host, NeedsRoot, hosts
+from programs import command_line, keep
+from several_hosts import FAULT_S, KEY, REPORTS, Traffic, ask, second_has
+from tables import table
+
+from ragcache_cli.models import demo_model
+from ragcache_engine import RAGCacheEngine, RAGCacheError
+
+GCS = 6379
+READY_S, RECOVERED_S = 600.0, 300.0
+OBJECTS = "134217728"
+STRANGER = "import ray, sys; ray.init(address=sys.argv[1]); print(len(ray.nodes()))"
+"""A program of somebody who reaches Ray's sockets."""
+
+
+class Cluster:
+    """Ray on a head, on workers, and the fleet that runs there."""
+
+    def __init__(
+        self, made: Sequence[Host], model: str, logs: Path, folder: Path, stack: ExitStack
+    ) -> None:
+        self.head, *self.workers, self.store = made
+        self._logs, self._stack = logs, stack
+        self.address = f"{self.head.address}:{GCS}"
+        self.url = f"https://{self.head.address}:8000"
+        self.environment = {
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN": secrets.token_hex(32),
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_DISABLE_IMPORT_WARNING": "1",
+            "RAGCACHE_OPERATOR_KEY": KEY,
+            "TMPDIR": "/tmp",
+        }
+        self.start_redis()
+        alone = ("--head", "--port", str(GCS), "--num-cpus", "0", "--include-dashboard", "false")
+        self._start_ray(self.head, *alone)
+        for worker in self.workers:
+            self.join(worker)
+        certificate = make_certificate(folder, self.head.address)
+        os.environ["SSL_CERT_FILE"] = str(certificate[0])  # what the clients below trust
+        self._fleet = self.head.start(
+            [
+                *(sys.executable, "-m", "ragcache_cli", "serve", model, "--replicas", "2"),
+                *("--address", self.address, "--host", self.head.address, "--port", "8000"),
+                *("--ssl-certfile", str(certificate[0]), "--ssl-keyfile", str(certificate[1])),
+                *("--host-cache", "512MiB", "--disk-cache", "1GiB", "--disk-cache-dir", "/tmp/kv"),
+                *("--shared-cache", f"redis://{self.store.address}:6379"),
+                *("--", "--dtype", "float32", "--max-model-len", "2048"),
+                *("--kv-cache-memory-bytes", "500M"),
+            ],
+            log=self._log("fleet"),
+            environment=self.environment,
+        )
+
+    def _log(self, name: str) -> IO[bytes]:
+        return self._stack.enter_context((self._logs / f"{name}.log").open("ab"))
+
+    def _start_ray(self, host: Host, *words: str) -> None:
+        common = ("--node-ip-address", host.address, "--object-store-memory", OBJECTS)
+        environment = self.environment | {"RAGCACHE_OPERATOR_KEY": ""}
+        host.start(
+            [sys.executable, "-m", "ray.scripts.scripts", "start", *words, *common, "--block"],
+            log=self._log(host.name),
+            environment=environment,
+        )
+
+    def join(self, worker: Host) -> None:
+        """Let a host join the cluster, with room for one replica."""
+        time.sleep(5.0)
+        self._start_ray(worker, "--address", self.address, "--num-cpus", "1")
+
+    def start_redis(self) -> None:
+        self.store.start(
+            ["redis-server", "--bind", self.store.address, "--protected-mode", "no", "--save", ""],
+            log=self._log("redis"),
+        )
+        time.sleep(1.0)
+
+    def connect(self) -> RAGCacheEngine:
+        """Wait until the door answers, and connect to it."""
+        deadline = time.monotonic() + READY_S
+        while time.monotonic() < deadline:
+            if self._fleet.poll() is not None:
+                raise SystemExit(f"the fleet ended: see {self._logs}/fleet.log")
+            if self.health() == 200 and len(self.replicas()) == len(self.workers):
+                return RAGCacheEngine.connect(self.url, api_key=KEY)
+            time.sleep(1.0)
+        raise SystemExit(f"{self.url} was not ready within {READY_S:.0f} s")
+
+    def health(self) -> int:
+        try:
+            return httpx2.get(f"{self.url}/health", timeout=5.0).status_code
+        except httpx2.TransportError:
+            return 0
+
+    def replicas(self) -> set[str]:
+        """Return the names of the replicas that answer."""
+        headers = {"Authorization": f"Bearer {KEY}"}
+        try:
+            told = httpx2.get(f"{self.url}/metrics", headers=headers, timeout=30.0)
+        except httpx2.TransportError:
+            return set()
+        return set(re.findall(r'replica="([^"]+)"', told.text))
+
+    def wait_for_all(self) -> float:
+        """Return the seconds until every worker has a replica that answers."""
+        began = time.monotonic()
+        while len(self.replicas()) != len(self.workers):
+            if time.monotonic() - began > RECOVERED_S:
+                raise SystemExit(f"not all replicas answered within {RECOVERED_S:.0f} s")
+            time.sleep(1.0)
+        return time.monotonic() - began
+
+    def lets_in(self, token: str | None) -> bool:
+        """Return whether somebody with this token, or none, may use the cluster from outside."""
+        ours = {name: one for name, one in os.environ.items() if not name.startswith("RAY_")}
+        told = {} if token is None else {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}
+        done = subprocess.run(
+            [sys.executable, "-c", STRANGER, self.address],
+            env={**ours, **told, "HOME": "/nonexistent"},
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        with (self._logs / "strangers.log").open("a") as log:
+            log.write(f"{token and 'another token'}: {done.returncode}\n{done.stderr[-500:]}\n")
+        return done.returncode == 0
+
+
+def make_certificate(folder: Path, address: str) -> tuple[Path, Path]:
+    """Make a certificate for an address, and its key."""
+    certificate, key = folder / "door.crt", folder / "door.key"
+    words = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"]
+    words += ["-subj", "/CN=door", "-addext", f"subjectAltName=IP:{address}"]
+    words += ["-out", str(certificate), "-keyout", str(key)]
+    subprocess.run(words, check=True, capture_output=True)
+    return certificate, key
+
+
+def main() -> None:
+    asked = _parse()
+    try:
+        with ExitStack() as stack:
+            made = stack.enter_context(hosts(4))
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=Path.home())))
+            asked.logs.mkdir(parents=True, exist_ok=True)
+            model = asked.model or str(demo_model())
+            cluster = Cluster(made, model, asked.logs.resolve(), folder, stack)
+            lines, is_right = play(cluster, stack)
+    except NeedsRoot as error:
+        raise SystemExit(str(error)) from None
+    print(*lines, sep="\n")
+    keep(asked.out, "report", lines, {})
+    sys.exit(0 if is_right else 1)
+
+
+def play(cluster: Cluster, stack: ExitStack) -> tuple[list[str], bool]:
+    engine = stack.enter_context(cluster.connect())
+    strangers = [cluster.lets_in(None), cluster.lets_in(secrets.token_hex(32))]
+    names = [f"report {number}" for number in range(REPORTS)]
+    expected = {name: ask(engine, name)[0] for name in names}
+    rows = [
+        ["strangers with no token, with another", " and ".join(map(str, strangers)), ""],
+    ]
+    first, second = cluster.workers
+    traffic = Traffic({"door": engine}, expected)
+
+    def fault(name: str, begin: Callable[[], object], end: Callable[[], object]) -> None:
+        print(name, flush=True)
+        asked = traffic.asked
+        begin()
+        time.sleep(FAULT_S)
+        answers = traffic.asked - asked
+        end()
+        rows.append([name, f"{answers} answers meanwhile", f"{cluster.wait_for_all():.0f} s"])
+
+    with traffic.running():
+        fault("nothing", lambda: None, lambda: None)
+        fault("link of the store cut", cluster.store.cut, cluster.store.mend)
+        fault("store killed, back empty", cluster.store.kill, cluster.start_redis)
+        for slow in (cluster.store, second):
+            with slow.poor_link(0.1, 0.05):
+                name = "store" if slow is cluster.store else "worker"
+                fault(f"{name} 200 ms away, 5% of frames lost", lambda: None, lambda: None)
+        fault("link of a worker cut", first.cut, first.mend)
+
+        print("forgetting while a worker is cut off", flush=True)
+        ask(engine, "secret")
+        first.cut()
+        began, is_told = time.monotonic(), False
+        try:
+            engine.forget(["secret"])
+        except RAGCacheError as error:
+            is_told = True
+            print(f"told: {error}")
+        first.mend()
+        cluster.wait_for_all()
+        if is_told:
+            engine.forget(["secret"])
+        served = any(second_has(engine, "secret") for _ in range(1))
+        how = "told that it did not reach all; asked again" if is_told else "done"
+        rows.append(["worker cut while forgetting", how, f"{time.monotonic() - began:.0f} s"])
+
+        fault("worker host dies, and comes back", second.kill, lambda: cluster.join(second))
+        fault(
+            "both workers die, and come back",
+            lambda: (first.kill(), second.kill()),
+            lambda: (
+                rows.append(["  health meanwhile", str(cluster.health()), ""]),
+                cluster.join(first),
+                cluster.join(second),
+            ),
+        )
+        time.sleep(FAULT_S)
+    lines = [
+        *table(("fault", "what was seen", "until all replicas answer"), rows),
+        f"{traffic.asked:,} answers: {traffic.wrong} wrong, {traffic.lost} lost.",
+    ]
+    return lines, not (traffic.wrong or traffic.lost or any(strangers) or served)
+
+
+def _parse() -> argparse.Namespace:
+    parser = command_line(__doc__)
+    parser.add_argument("--model")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--logs", type=Path, default=Path("/var/tmp/ray-hosts"))
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
