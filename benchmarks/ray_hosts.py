@@ -15,6 +15,7 @@ import argparse
 import os
 import re
 import secrets
+import signal
 import subprocess
 import sys
 import tempfile
@@ -48,6 +49,7 @@ class Cluster:
     ) -> None:
         self.head, *self.workers, self.store = made
         self._logs, self._stack = logs, stack
+        self._rays: dict[str, subprocess.Popen[bytes]] = {}
         self.address = f"{self.head.address}:{GCS}"
         self.url = f"https://{self.head.address}:8000"
         self.environment = {
@@ -82,10 +84,10 @@ class Cluster:
     def _log(self, name: str) -> IO[bytes]:
         return self._stack.enter_context((self._logs / f"{name}.log").open("ab"))
 
-    def _start_ray(self, host: Host, *words: str) -> None:
+    def _start_ray(self, host: Host, *words: str) -> subprocess.Popen[bytes]:
         common = ("--node-ip-address", host.address, "--object-store-memory", OBJECTS)
         environment = self.environment | {"RAGCACHE_OPERATOR_KEY": ""}
-        host.start(
+        return host.start(
             [sys.executable, "-m", "ray.scripts.scripts", "start", *words, *common, "--block"],
             log=self._log(host.name),
             environment=environment,
@@ -94,7 +96,8 @@ class Cluster:
     def join(self, worker: Host) -> None:
         """Let a host join the cluster, with room for one replica."""
         time.sleep(5.0)
-        self._start_ray(worker, "--address", self.address, "--num-cpus", "1")
+        words = ("--address", self.address, "--num-cpus", "1")
+        self._rays[worker.name] = self._start_ray(worker, *words)
 
     def start_redis(self) -> None:
         self.store.start(
@@ -130,9 +133,15 @@ class Cluster:
         return set(re.findall(r'replica="([^"]+)"', told.text))
 
     def wait_for_all(self) -> float:
-        """Return the seconds until every worker has a replica that answers."""
+        """Return the seconds until every worker has a replica that answers.
+
+        Ray ends on a host that was taken for dead; as a service manager would, this starts it again.
+        """
         began = time.monotonic()
         while len(self.replicas()) != len(self.workers):
+            for worker in self.workers:
+                if self._rays[worker.name].poll() is not None:
+                    self.join(worker)
             if time.monotonic() - began > RECOVERED_S:
                 raise SystemExit(f"not all replicas answered within {RECOVERED_S:.0f} s")
             time.sleep(1.0)
@@ -166,6 +175,7 @@ def make_certificate(folder: Path, address: str) -> tuple[Path, Path]:
 
 def main() -> None:
     asked = _parse()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # not without removing the hosts
     try:
         with ExitStack() as stack:
             made = stack.enter_context(hosts(4))
@@ -220,23 +230,21 @@ def play(cluster: Cluster, stack: ExitStack) -> tuple[list[str], bool]:
         except RAGCacheError as error:
             is_told = True
             print(f"told: {error}")
+        called_s = time.monotonic() - began
         first.mend()
         cluster.wait_for_all()
         if is_told:
             engine.forget(["secret"])
-        served = any(second_has(engine, "secret") for _ in range(1))
+        served = second_has(engine, "secret")
         how = "told that it did not reach all; asked again" if is_told else "done"
-        rows.append(["worker cut while forgetting", how, f"{time.monotonic() - began:.0f} s"])
+        took = f"the call took {called_s:.0f} s; {how}"
+        rows.append(["worker cut while forgetting", took, f"{time.monotonic() - began:.0f} s"])
 
-        fault("worker host dies, and comes back", second.kill, lambda: cluster.join(second))
+        fault("worker host dies, and comes back", second.kill, lambda: None)
         fault(
             "both workers die, and come back",
             lambda: (first.kill(), second.kill()),
-            lambda: (
-                rows.append(["  health meanwhile", str(cluster.health()), ""]),
-                cluster.join(first),
-                cluster.join(second),
-            ),
+            lambda: rows.append(["  health meanwhile", str(cluster.health()), ""]),
         )
         time.sleep(FAULT_S)
     lines = [

@@ -36,7 +36,7 @@ class FleetSettings:
 
     requests: how many to draw for each replica, with Zipf weights; None: the log, as it is.
     load: the share of time that the fleet would be busy without a cache.
-    store_tokens_per_s: as in FleetSizes.
+    store_tokens_per_s, answer_s: as in FleetSizes.
     """
 
     replicas: tuple[int, ...]
@@ -50,10 +50,13 @@ class FleetSettings:
     requests: int | None = None
     load: float = 0.7
     store_tokens_per_s: float = 0.0
+    answer_s: float = 0.0
 
     def __post_init__(self) -> None:
         if self.load <= 0:
             raise CommandError("--load is above 0: a fleet without requests says nothing")
+        if self.answer_s < 0:
+            raise CommandError("--answer is how many seconds an answer takes behind its first token, 0 or more")
         if self.store_tokens_per_s < 0:
             raise CommandError("--store is how many tokens a second a store brings, above 0")
 
@@ -120,6 +123,7 @@ def _row(
             settings.load,
             lost_share,
             settings.store_tokens_per_s,
+            settings.answer_s,
         )
         return replay_fleet(
             trace, sizes, routing, policy=settings.policy, profile=profile, seed=SEED

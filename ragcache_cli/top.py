@@ -19,6 +19,7 @@ from ragcache_engine.dashboard import (
     ObservedRequest,
     Observer,
     prompt_tokens,
+    tokens_by_source,
 )
 from ragcache_engine.visible import LONGEST_SHOWN, visible
 
@@ -27,6 +28,7 @@ COLOURS = {
     "device": "green",
     "host": "cyan",
     "disk": "blue",
+    "store": "bright_blue",
     BORROWED: "magenta",
     "recomputed": "red",
     "computed": "yellow",
@@ -112,7 +114,7 @@ def _requests_line(seen: Observation) -> str:
 
 def _hit_ratio(seen: Observation) -> str:
     total = prompt_tokens(seen.counters, seen.approximate_tokens)
-    exact = sum(getattr(seen.counters, f"{tier}_tokens") for tier in TIERS)
+    exact = sum(tokens_by_source(seen.counters).values())
     shares = {"exact": exact, BORROWED: seen.approximate_tokens}
     said = "   ".join(f"{name} {_share(tokens, total):.1%}" for name, tokens in shares.items())
     return f"hit ratio since the start   {said}"
@@ -131,7 +133,7 @@ def _sources(seen: Observation, recent: list[Interval] | None) -> Table:
         table.add_column(heading, justify="right")
     counters = seen.counters
     total = prompt_tokens(counters, seen.approximate_tokens)
-    tokens = {tier: getattr(counters, f"{tier}_tokens") for tier in TIERS} | {
+    tokens = tokens_by_source(counters) | {
         BORROWED: seen.approximate_tokens,
         "recomputed": counters.recomputed_tokens,
         "computed": counters.computed_tokens - counters.recomputed_tokens,

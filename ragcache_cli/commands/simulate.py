@@ -113,6 +113,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "token 10 Gbit/s bring 9500 (there is none)",
     )
     fleet.add_argument(
+        "--answer",
+        type=float,
+        default=0.0,
+        metavar="SECONDS",
+        help="how long an answer takes behind its first token (default: %(default)s)",
+    )
+    fleet.add_argument(
         "--requests",
         type=WholeNumber(),
         metavar="N",
@@ -174,6 +181,7 @@ def _run_fleet(parsed: argparse.Namespace, console: Console) -> int:
         block_tokens=parsed.block_size,
         requests=parsed.requests,
         store_tokens_per_s=parsed.store,
+        answer_s=parsed.answer,
         load=parsed.load,
     )
     profile = cost_profile(parsed.profile)

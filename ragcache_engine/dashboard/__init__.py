@@ -9,7 +9,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ragcache_engine.dashboard.history import History, Interval, prompt_tokens
+from ragcache_engine.dashboard.history import (
+    History,
+    Interval,
+    prompt_tokens,
+    tokens_by_source,
+)
 from ragcache_engine.dashboard.observation import Observation, ObservedRequest, Observer, Phase
 from ragcache_engine.dashboard.server_observer import ServerObserver
 from ragcache_engine.errors import ConfigError
@@ -29,6 +34,7 @@ __all__ = [
     "ServerObserver",
     "open_dashboard",
     "prompt_tokens",
+    "tokens_by_source",
 ]
 
 LARGEST_PORT = 65_535

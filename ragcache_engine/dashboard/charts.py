@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from ragcache_engine.dashboard.history import SOURCES, Interval
+from ragcache_engine.dashboard.history import SOURCES, STORE, Interval
 from ragcache_engine.dashboard.observation import Observation, ObservedRequest
 from ragcache_engine.observing.request_log import DocumentSource
 from ragcache_engine.tiers.tree_snapshot import DocumentBlocks, TreeSnapshot
@@ -21,6 +21,7 @@ COLOURS = {
     "device": "#2f9e64",
     "host": "#3b82b8",
     "disk": "#7d6bb3",
+    STORE: "#4a4580",
     BORROWED: "#c2568f",
     "recomputed": "#a8622b",
     "computed": "#e0a030",
@@ -151,13 +152,13 @@ def draw_ratios(intervals: Sequence[Interval]) -> Figure:
             "type": "scatter",
             "name": source,
             "x": when,
-            "y": [one.ratios[source] for one in seen],
+            "y": [one.ratios.get(source, 0.0) for one in seen],
             "stackgroup": "exact",
             "mode": "lines",
             "line": {"width": 1, "color": COLOURS[source]},
             "hovertemplate": "%{y:.1%}",
         }
-        for source in SOURCES
+        for source in _sources_of(seen)
     ]
     data.append(
         {
@@ -172,6 +173,11 @@ def draw_ratios(intervals: Sequence[Interval]) -> Figure:
     )
     axis = {"range": [0, 1], "tickformat": ".0%"}
     return {"data": data, "layout": _layout(yaxis=axis, hovermode="x unified")}
+
+
+def _sources_of(intervals: Iterable[Interval]) -> list[str]:
+    """Return the exact sources of some intervals, in the order of their speed."""
+    return [*SOURCES, *([STORE] if any(STORE in one.ratios for one in intervals) else [])]
 
 
 def draw_evictions(intervals: Sequence[Interval]) -> Figure:
@@ -205,7 +211,7 @@ def _mean(group: Sequence[Interval]) -> Interval:
     tokens = sum(one.prompt_tokens for one in group)
     ratios = {}
     if tokens > 0:
-        for source in SOURCES:
+        for source in _sources_of(group):
             hits = sum(one.ratios.get(source, 0.0) * one.prompt_tokens for one in group)
             ratios[source] = hits / tokens
     approximate = sum(one.approximate_ratio * one.prompt_tokens for one in group)

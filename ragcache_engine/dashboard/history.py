@@ -14,6 +14,9 @@ REMEMBERED = 450
 
 SOURCES = ("device", "host", "disk")
 
+STORE = "store"
+"""What came from the store that hosts share. The counters hold it among what came from the disk."""
+
 
 @dataclass(frozen=True, slots=True)
 class Interval:
@@ -52,19 +55,30 @@ class History:
         return tuple(self._intervals)
 
 
+def tokens_by_source(counters: TierCounters) -> dict[str, int]:
+    """Count the cached prompt tokens of all finished requests, by where they came from.
+
+    The store is among the sources once something came from it.
+    """
+    tokens = {source: int(getattr(counters, f"{source}_tokens")) for source in SOURCES}
+    if counters.shared_tokens:
+        tokens["disk"] -= counters.shared_tokens
+        tokens[STORE] = counters.shared_tokens
+    return tokens
+
+
 def prompt_tokens(counters: TierCounters, approximate: int = 0) -> int:
     """Count the prompt tokens of all finished requests."""
-    cached = sum(getattr(counters, f"{source}_tokens") for source in SOURCES)
-    return int(cached + counters.computed_tokens + approximate)
+    return sum(tokens_by_source(counters).values()) + counters.computed_tokens + approximate
 
 
 def _compare(before: Observation, after: Observation) -> Interval:
     old, new = before.counters, after.counters
     if new.ended < old.ended:
         old = TierCounters()  # the model was started again, and its counts with it
+    earlier = tokens_by_source(old)
     more = {
-        source: getattr(new, f"{source}_tokens") - getattr(old, f"{source}_tokens")
-        for source in SOURCES
+        source: tokens - earlier.get(source, 0) for source, tokens in tokens_by_source(new).items()
     }
     borrowed = max(0, after.approximate_tokens - before.approximate_tokens)
     recomputed = new.recomputed_tokens - old.recomputed_tokens

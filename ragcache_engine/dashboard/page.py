@@ -11,7 +11,7 @@ from typing import Any
 from dash import Dash, Input, Output, State, dcc, html
 
 from ragcache_engine.dashboard import charts
-from ragcache_engine.dashboard.history import SOURCES, Interval, prompt_tokens
+from ragcache_engine.dashboard.history import Interval, prompt_tokens, tokens_by_source
 from ragcache_engine.dashboard.observation import Observation, ObservedRequest
 from ragcache_engine.dashboard.watcher import Watcher
 from ragcache_engine.values import BORROWED
@@ -103,7 +103,7 @@ def describe_status(seen: Observation) -> str:
 def show_figures(seen: Observation, intervals: Sequence[Interval]) -> list[Any]:
     """Return the row of figures above the charts."""
     counters, total = seen.counters, prompt_tokens(seen.counters, seen.approximate_tokens)
-    cached = {source: getattr(counters, f"{source}_tokens") for source in SOURCES}
+    cached = tokens_by_source(counters)
 
     def share(tokens: int) -> str:
         return f"{tokens / total:.1%}" if total else "-"

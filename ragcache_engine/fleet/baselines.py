@@ -7,9 +7,14 @@ from random import Random
 
 from ragcache_engine.fleet.holdings import Holdings
 from ragcache_engine.fleet.path import RoutingPath
+from ragcache_engine.fleet.rendezvous import weigh
 
 LEAST_MATCH = 0.1
 """Below this share of a prompt, Ray's router takes no notice of a match."""
+
+
+SMOOTHING = 0.01
+"""How much the latest request counts in the mean of what requests compute."""
 
 
 class RandomRouting:
@@ -35,6 +40,44 @@ class TwoChoices(RandomRouting):
     def choose(self, path: RoutingPath, in_flight: Mapping[str, int]) -> str:
         drawn = self._random.sample(self._replicas, min(2, len(self._replicas)))
         return min(drawn, key=lambda one: in_flight.get(one, 0))
+
+
+class LeastTokens:
+    """Sends a request where the fewest tokens stand before its answer: those of the queue, and its own.
+
+    Routers that follow what engines say they hold weigh so, such as llm-d's, Dynamo's and Ray's KV-aware
+    one: the load of a replica, in tokens, less what it has of the prompt. Nothing draws a prompt that no
+    replica knows to a place of its own, so hot documents spread with the load.
+    """
+
+    def __init__(self, replicas: Sequence[str] = (), capacity: int | None = None) -> None:
+        self.holdings = Holdings()
+        self._capacity = capacity
+        self._replicas: tuple[str, ...] = ()
+        self._mean_tokens = 0.0  # that a request computes
+        self.set_replicas(replicas)
+
+    def set_replicas(self, replicas: Sequence[str]) -> None:
+        for gone in set(self._replicas) - set(replicas):
+            self.holdings.remove_replica(gone)
+        for new in set(replicas) - set(self._replicas):
+            self.holdings.add_replica(new, self._capacity)
+        self._replicas = tuple(replicas)
+
+    def choose(self, path: RoutingPath, in_flight: Mapping[str, int]) -> str:
+        held = self.holdings.held_sizes(path)
+
+        def tokens(one: str) -> tuple[float, float, bytes]:
+            load = in_flight.get(one, 0) * self._mean_tokens
+            weight = weigh(path.keys[-1], one)  # the same for equal prompts
+            return load - held.get(one, 0), load, weight
+
+        return min(self._replicas, key=tokens)
+
+    def record(self, path: RoutingPath, replica: str) -> None:
+        computed = path.size - self.holdings.held_sizes(path).get(replica, 0)
+        self._mean_tokens += (computed - self._mean_tokens) * SMOOTHING
+        self.holdings.add(replica, path)
 
 
 class LongestPrefix:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from ragcache_engine.fleet.baselines import LongestPrefix, RandomRouting, TwoChoices
+from ragcache_engine.fleet.baselines import LeastTokens, LongestPrefix, RandomRouting, TwoChoices
 from ragcache_engine.fleet.documents import DocumentsRouting
 from ragcache_engine.fleet.path import RoutingPath
 
-ROUTINGS = ("documents", "random", "two-choices", "prefix")
+ROUTINGS = ("documents", "random", "two-choices", "prefix", "least-tokens")
 """The names of the routings; the first one is the default."""
 
 
@@ -40,6 +40,8 @@ def make_routing(
             return RandomRouting(replicas, seed)
         case "two-choices":
             return TwoChoices(replicas, seed)
+        case "least-tokens":
+            return LeastTokens(replicas, capacity)
         case "prefix":
             return LongestPrefix(replicas, seed)
     raise ValueError(f"a routing is one of {', '.join(ROUTINGS)}, not {name!r}")

@@ -26,6 +26,7 @@ from ragcache_engine.daemon_threads import DaemonThreads
 from ragcache_engine.fleet_serving.engine_replica import EngineReplica
 from ragcache_engine.fleet_serving.fleet_settings import FleetSettings
 from ragcache_engine.fleet_serving.ingress import FleetDoors
+from ragcache_engine.fleet_serving.silence import SILENT_S, WATCH
 from ragcache_engine.fleet_serving.wire import (
     AnswerHead,
     FleetBusy,
@@ -135,12 +136,21 @@ class RayReplicas:
         self._askers = DaemonThreads(TOLD_AT_ONCE, "ragcache-asking")
 
     async def send(self, request: FleetRequest) -> AsyncGenerator[AnswerHead | bytes, None]:
-        """See Replicas."""
-        answer: Any = self._streams.answer.remote(request)
+        """See Replicas. One that shows no sign of life for SILENT_S is lost, too, and avoided then."""
+        number = WATCH.begin()
+        answer: Any = self._streams.answer.remote(replace(request, number=number))
         is_whole = False
         try:
-            async for part in answer:
+            yield await self._first_part(answer, number)
+            while True:
+                try:
+                    async with asyncio.timeout(SILENT_S):
+                        part = await anext(answer)
+                except TimeoutError:
+                    raise ReplicaLost(_describe_silent(number)) from None
+                WATCH.hear(number)
                 yield part
+        except StopAsyncIteration:
             is_whole = True
         except (BackPressureError, DeploymentUnavailableError) as error:
             raise FleetBusy(str(error)) from error
@@ -152,8 +162,23 @@ class RayReplicas:
         except RayActorError as error:
             raise ReplicaLost(str(error)) from error
         finally:
+            WATCH.end(number)
             if not is_whole:
                 answer.cancel()
+
+    async def _first_part(self, answer: Any, number: int) -> AnswerHead | bytes:
+        """Wait for what a replica says first; as long as it takes until one has room for the request."""
+        coming = asyncio.ensure_future(anext(answer))
+        try:
+            while not coming.done():
+                await asyncio.wait({coming}, timeout=SILENT_S / 4)
+                if not coming.done() and WATCH.is_overdue(number):
+                    raise ReplicaAway(_describe_silent(number))
+            WATCH.hear(number)
+            first: AnswerHead | bytes = coming.result()
+            return first
+        finally:
+            coming.cancel()
 
     async def send_to_all(self, request: FleetRequest) -> Sequence[tuple[AnswerHead, bytes]]:
         """See Replicas. A replica that dies meanwhile has nothing left to forget in its memory.
@@ -171,7 +196,9 @@ class RayReplicas:
                 told = await self._tellers.run(
                     partial(answers.results, timeout_s=TOLD_S, return_exceptions=True)
                 )
-            except (TimeoutError, DeploymentUnavailableError):
+            except TimeoutError:
+                raise ReplicaLost(f"not all replicas answered within {TOLD_S:.0f} s") from None
+            except DeploymentUnavailableError:
                 continue
             whole = [one for one in told if not isinstance(one, BaseException)]
             silent = [one for one in told if isinstance(one, Exception) and not _is_dead(one)]
@@ -196,6 +223,12 @@ class RayReplicas:
         if not whole:
             raise ReplicaLost(f"none of {len(told)} replicas answered within {SOON_S:.0f} s")
         return whole
+
+
+def _describe_silent(number: int) -> str:
+    """Note that the replica that has a request is silent, and say so."""
+    name = WATCH.note_silent(number)
+    return f"the replica {name} has shown no sign of life for {SILENT_S:.0f} s"
 
 
 def _is_dead(error: Exception) -> bool:

@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from secrets import token_urlsafe
 from typing import Any
 
@@ -16,6 +17,7 @@ from ray import serve
 from ragcache_engine.fleet_serving.asked_documents import AskedDocuments
 from ragcache_engine.fleet_serving.fleet_settings import FleetSettings
 from ragcache_engine.fleet_serving.server_process import ServerProcess
+from ragcache_engine.fleet_serving.silence import BEAT_S
 from ragcache_engine.fleet_serving.wire import (
     RECEIVED,
     AnswerHead,
@@ -26,6 +28,7 @@ from ragcache_engine.fleet_serving.wire import (
     ReplicaLost,
 )
 from ragcache_engine.serving.keys import name_by_digest
+from ragcache_engine.serving.routes import with_signs_of_life
 from ragcache_engine.serving.settings import OPERATOR_KEY
 from ragcache_engine.tiers.tree_snapshot import MOST_DOCUMENTS, TreeSnapshot
 
@@ -62,25 +65,30 @@ class EngineReplica:
         self._asked.begin(request, time.monotonic())
         try:
             yield RECEIVED
-            async with self._client.stream(
-                request.method,
-                request.target,
-                headers=self._headers_of(request),
-                content=request.body,
-            ) as answer:
-                if answer.status_code >= 500:
-                    await self._end_if_ill()
-                yield _head_of(answer)
-                async for part in answer.aiter_bytes():
-                    if b'"error"' in part:
-                        await self._end_if_ill()
-                    yield part
+            async with aclosing(with_signs_of_life(self._pass_on(request), BEAT_S)) as parts:
+                async for part in parts:
+                    yield RECEIVED if part is None else part
         except httpx2.ConnectError as error:
             raise ReplicaAway(f"its server does not listen: {error!r}") from error
         except httpx2.TransportError as error:
             raise ReplicaLost(f"its server broke off: {error!r}") from error
         finally:
             self._asked.end(request, time.monotonic())
+
+    async def _pass_on(self, request: FleetRequest) -> AsyncGenerator[AnswerHead | bytes, None]:
+        async with self._client.stream(
+            request.method,
+            request.target,
+            headers=self._headers_of(request),
+            content=request.body,
+        ) as answer:
+            if answer.status_code >= 500:
+                await self._end_if_ill()
+            yield _head_of(answer)
+            async for part in answer.aiter_bytes():
+                if b'"error"' in part:
+                    await self._end_if_ill()
+                yield part
 
     async def answer_whole(self, request: FleetRequest) -> tuple[AnswerHead, bytes]:
         """Pass a request on to the server, and return its whole answer."""

@@ -12,9 +12,11 @@ from typing import Any
 
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
+from ragcache_engine.fleet.baselines import LeastTokens
 from ragcache_engine.fleet.documents import DocumentsRouting
 from ragcache_engine.fleet.path import RoutingPath
 from ragcache_engine.fleet.routing import Routing, make_routing
+from ragcache_engine.fleet_serving import silence
 from ragcache_engine.fleet_serving.request_paths import NOTHING
 from ragcache_engine.fleet_serving.wire import FleetRequest
 
@@ -48,14 +50,22 @@ class FleetRouter(RequestRouter):
         candidate_replicas: list[RunningReplica],
         pending_request: PendingRequest | None = None,
     ) -> list[list[RunningReplica]]:
-        """Return the replica that the routing chooses, and behind it the others, the idlest first."""
+        """Return the replica that the routing chooses, and behind it the others, the idlest first.
+
+        Silent ones come last.
+        """
         if not candidate_replicas or not self._names:
             return []
         by_name = {name_of(replica.replica_id): replica for replica in candidate_replicas}
         routing = self._routing_of(pending_request)
         chosen = routing.choose(path_of(pending_request), self._in_flight)
         others = sorted(by_name.keys() - {chosen}, key=lambda name: (self._in_flight[name], name))
-        return [[by_name[name]] for name in (chosen, *others) if name in by_name]
+        # By way of its module: Ray copies this class, and what it names, for each handle.
+        order = sorted((chosen, *others), key=silence.WATCH.is_silent)  # else as it is
+        if request := request_of(pending_request):
+            # Ray tells where a request went once the replica has said that it takes it.
+            silence.WATCH.assign(request.number, order[0])
+        return [[by_name[name]] for name in order if name in by_name]
 
     def on_request_routed(
         self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any
@@ -63,6 +73,8 @@ class FleetRouter(RequestRouter):
         """Note where a request went."""
         name = name_of(replica_id)
         self._in_flight[name] += 1
+        if request := request_of(pending_request):
+            silence.WATCH.assign(request.number, name)
         self._routing_of(pending_request).record(path_of(pending_request), name)
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
@@ -81,7 +93,7 @@ class FleetRouter(RequestRouter):
             return
         self._heard[name] = number
         for routing in self._routings.values():
-            if isinstance(routing, DocumentsRouting):
+            if isinstance(routing, DocumentsRouting | LeastTokens):
                 routing.holdings.correct(name, report.get("gone", ()), frozenset())
 
     def _routing_of(self, pending_request: PendingRequest | None) -> Routing:

@@ -19,6 +19,7 @@ class FleetRequest:
     documents: the ids of its documents, by the key of the beginning that ends with each.
     routing: another routing than the fleet's, for this request. by_operator: whether an operator's key
       came with it; the headers are without that key, and each replica has one of its own for it.
+    number: by which its door knows it.
     """
 
     method: str
@@ -30,6 +31,7 @@ class FleetRequest:
     documents: tuple[tuple[bytes, str], ...] = ()
     routing: str | None = None
     by_operator: bool = False
+    number: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +52,9 @@ class NamedAnswer:
 
 
 RECEIVED = b""
-"""What a replica says first: that it has the request. One that is lost before was not ended by it."""
+"""What a replica says first: that it has the request. One that is lost before was not ended by it.
+
+It says so again wherever nothing else was to be said for a while."""
 
 
 class ReplicaLost(Exception):

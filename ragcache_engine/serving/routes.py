@@ -450,15 +450,15 @@ async def _write_events(
 
 
 async def with_signs_of_life(
-    generated: AsyncGenerator[T, None],
+    generated: AsyncGenerator[T, None], every_s: float = ALIVE_S
 ) -> AsyncGenerator[T | None, None]:
-    """Yield what is generated, and None wherever nothing has come for ALIVE_S."""
+    """Yield what is generated, and None wherever nothing has come for so many seconds."""
     async with aclosing(generated) as items:
         coming: asyncio.Future[T] | None = None
         try:
             while True:
                 coming = coming or asyncio.ensure_future(anext(items))
-                await asyncio.wait({coming}, timeout=ALIVE_S)
+                await asyncio.wait({coming}, timeout=every_s)
                 if not coming.done():
                     yield None
                     continue

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
 
+from ragcache_engine.fleet.baselines import LeastTokens
 from ragcache_engine.fleet.documents import DocumentsRouting
 from ragcache_engine.fleet.path import Key, RoutingPath, path_of_parts
 from ragcache_engine.fleet.routing import make_routing
@@ -27,6 +28,9 @@ REPORT_EVERY = 50
 REPORTED_PATHS = 2_000
 """How many of its latest prompts a replica reports on."""
 
+ANSWERS_AT_ONCE, LEAST_SPEED = 64, 0.1
+"""So many answers at a time fill a replica; prefills still go on, at this share of their speed."""
+
 LOSS_BEGINS = 2 / 3
 """After this share of the requests some replicas go; what comes behind it is compared."""
 
@@ -37,6 +41,8 @@ class FleetSizes:
     without a cache. lost_share: how many of the replicas go, one at least; 0 for none.
     store_tokens_per_s: how many tokens a second a store that all of them share brings to one replica; it
     holds whatever any of them computed. 0: there is none.
+    answer_s: how long an answer takes behind its first token. Meanwhile it takes a replica's prefills an
+    ANSWERS_AT_ONCE-th of their speed.
     """
 
     replicas: int
@@ -46,6 +52,7 @@ class FleetSizes:
     load: float = 0.7
     lost_share: float = 0.0
     store_tokens_per_s: float = 0.0
+    answer_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +146,8 @@ class _Fleet:
         self._ends: list[tuple[float, str]] = []
         self._paths: dict[Request, RoutingPath] = {}
         self._now_s = 0.0
-        self._mean_gap_s = self._mean_cold_s(trace) / (sizes.replicas * sizes.load)
+        work_s = self._mean_cold_s(trace) + sizes.answer_s / ANSWERS_AT_ONCE
+        self._mean_gap_s = work_s / (sizes.replicas * sizes.load)
         self._counts = {False: [0, 0], True: [0, 0]}  # cached and prompt tokens; late ones apart
         self._ttfts_s: list[float] = []
         self._lost: list[_Replica] = []
@@ -166,12 +174,15 @@ class _Fleet:
         if self._store is not None:
             prefill_s = min(prefill_s, self._fetch(self._store, match, prefill_s))
         replica.cache.admit(replica.cache.use(match, prefill_s))
-        replica.free_at_s = max(self._now_s, replica.free_at_s) + prefill_s
-        replica.busy_s += prefill_s
+        answers = self._in_flight[name] if self._sizes.answer_s else 0
+        speed = max(LEAST_SPEED, 1 - answers / ANSWERS_AT_ONCE)
+        first_token_s = max(self._now_s, replica.free_at_s) + prefill_s / speed
+        replica.free_at_s = first_token_s
+        replica.busy_s += prefill_s + self._sizes.answer_s / ANSWERS_AT_ONCE
         replica.requests += 1
         self._in_flight[name] += 1
-        heapq.heappush(self._ends, (replica.free_at_s, name))
-        self._ttfts_s.append(replica.free_at_s - self._now_s)
+        heapq.heappush(self._ends, (first_token_s + self._sizes.answer_s, name))
+        self._ttfts_s.append(first_token_s - self._now_s)
         counts = self._counts[is_late]
         counts[0] += match.cached_tokens
         counts[1] += match.cached_tokens + match.computed_tokens
@@ -223,7 +234,7 @@ class _Fleet:
         self, name: str, replica: _Replica, path: RoutingPath, segments: tuple[Segment, ...]
     ) -> None:
         """Note a prompt for the replica's next report, and let it report if its time has come."""
-        if not isinstance(self._routing, DocumentsRouting):
+        if not isinstance(self._routing, DocumentsRouting | LeastTokens):
             return
         for at, key in enumerate(path.keys, 1):
             replica.asked[key] = segments[:at]

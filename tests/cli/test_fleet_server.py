@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import psutil
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, PrivateFormat
+from cryptography.x509.oid import NameOID
 
 from ragcache_cli.main import main
 from ragcache_engine.fleet_serving.fleet_settings import FleetSettings
@@ -87,6 +93,44 @@ def test_keys_are_named_by_their_file_and_never_written_down(
     written = (tmp_path / "serve.yaml").read_text()
     assert "own key" not in written
     assert "the key of" not in written
+
+
+def make_certificate(folder: Path) -> tuple[Path, Path]:
+    """Make a certificate, and its key."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "door")])
+    now = datetime.now(UTC)
+    made = (
+        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+        .not_valid_before(now)
+        .not_valid_after(now + timedelta(days=1))
+        .sign(key, hashes.SHA256())
+    )
+    files = folder / "door.crt", folder / "door.key"
+    files[0].write_bytes(made.public_bytes(Encoding.PEM))
+    files[1].write_bytes(
+        key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, serialization.NoEncryption())
+    )
+    return files
+
+
+def test_the_door_has_a_certificate(demo_model: str, tmp_path: Path):
+    certificate, key = make_certificate(tmp_path)
+    told = ("--ssl-certfile", str(certificate), "--ssl-keyfile", str(key))
+    printed(tmp_path, demo_model, "--replicas", "2", *told)
+    options = yaml.safe_load((tmp_path / "serve.yaml").read_text())["http_options"]
+    assert (options["ssl_certfile"], options["ssl_keyfile"]) == (str(certificate), str(key))
+
+
+@pytest.mark.parametrize("swapped", [True, False])
+def test_what_is_no_certificate_and_its_key_is_refused(
+    demo_model: str, tmp_path: Path, swapped: bool, capsys: pytest.CaptureFixture[str]
+):
+    certificate, key = make_certificate(tmp_path)
+    told = ["--ssl-certfile", str(key), "--ssl-keyfile", str(certificate)][: 4 if swapped else 2]
+    assert main(["serve", demo_model, "--replicas", "2", *told]) == 1
+    why = "are no certificate and its key" if swapped else "belong together"
+    assert why in " ".join(capsys.readouterr().err.split())
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,15 @@ def test_approximate_tokens_are_counted_apart():
     assert prompt_tokens(seen(1, device=1, computed=2).counters, 4) == 7
 
 
+def test_what_came_from_the_shared_store_is_told_apart():
+    history = History()
+    history.add(seen(10))
+    history.add(seen(12, 2, disk=50, shared=30, device=25, computed=25))
+    (interval,) = history.intervals()
+    assert interval.ratios == {"device": 0.25, "host": 0.0, "disk": 0.2, "store": 0.3}
+    assert interval.prompt_tokens == 100
+
+
 def test_without_requests_there_are_no_ratios():
     history = History()
     for at in (10, 12):

@@ -44,6 +44,13 @@ def test_the_application_is_built_from_the_file():
     assert options["ray_actor_options"]["num_gpus"] == 1
 
 
+def test_the_door_stands_on_the_head():
+    pytest.importorskip("ray.serve")
+    from ragcache_engine.fleet_serving.application import ON_HEAD, ingress_options
+
+    assert ingress_options(SETTINGS)["ray_actor_options"]["resources"] == {ON_HEAD: 0.001}
+
+
 @pytest.mark.parametrize(
     "changes", [{"replicas": 0}, {"replicas": 3, "max_replicas": 2}, {"routing": "nearest"}]
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +17,7 @@ from ray.serve.request_router import PendingRequest, RequestRouter
 from ragcache_engine.fleet import path_of_parts
 from ragcache_engine.fleet_serving.application import ROUTER
 from ragcache_engine.fleet_serving.request_router import FleetRouter
+from ragcache_engine.fleet_serving.silence import WATCH
 from ragcache_engine.fleet_serving.wire import FleetRequest
 
 
@@ -74,6 +76,18 @@ async def test_every_replica_has_a_rank_and_the_chosen_one_comes_first(router: F
     assert await router.choose_replicas([], pending("a")) == []
     router.on_request_routed(pending("a", "b"), replica(ranks[1]).replica_id, None)
     assert (await chosen(router, "a", "b"))[0] == ranks[1]  # which holds it now
+
+
+async def test_a_silent_replica_comes_last_until_it_is_heard(router: FleetRouter):
+    home, other = await chosen(router, "a", "b")
+    asked = pending("a", "b")
+    request = replace(asked.args[0], number=WATCH.begin())
+    asked = PendingRequest(args=[request], kwargs={}, metadata=None)  # type: ignore[arg-type]
+    router.on_request_routed(asked, replica(home).replica_id, None)
+    assert WATCH.note_silent(request.number) == home
+    assert await chosen(router, "a", "b") == [other, home]
+    WATCH.hear(request.number)
+    assert await chosen(router, "a", "b") == [home, other]
 
 
 async def test_what_a_replica_says_is_gone_is_believed(router: FleetRouter):
