@@ -1,6 +1,7 @@
 """Let servers on hosts of their own share a Redis on another one, and let links, store and hosts fail.
 
     python benchmarks/several_hosts.py --out FOLDER            # needs root, redis-server and iproute2
+    python benchmarks/several_hosts.py --out FOLDER --soak 60  # forget for so many minutes, nothing fails
 
 The hosts are network namespaces of this machine, with addresses, /tmp and /dev/shm of their own. Two run
 `ragcache serve` with a real model in float32, one runs Redis, and one waits to take a dead one's place.
@@ -18,7 +19,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO
@@ -148,7 +149,8 @@ def main() -> None:
         with ExitStack() as stack:
             made = stack.enter_context(hosts(4))
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-            lines, is_right = _play(made, asked.model or str(demo_model()), folder, stack)
+            model = asked.model or str(demo_model())
+            lines, is_right = _play(made, model, folder, stack, asked.soak)
     except NeedsRoot as error:
         raise SystemExit(str(error)) from None
     print(*lines, sep="\n")
@@ -156,7 +158,9 @@ def main() -> None:
     sys.exit(0 if is_right else 1)
 
 
-def _play(made: list[Host], model: str, logs: Path, stack: ExitStack) -> tuple[list[str], bool]:
+def _play(
+    made: list[Host], model: str, logs: Path, stack: ExitStack, soak_minutes: float
+) -> tuple[list[str], bool]:
     store = made[STORE]
 
     def log(name: str) -> IO[bytes]:
@@ -188,6 +192,11 @@ def _play(made: list[Host], model: str, logs: Path, stack: ExitStack) -> tuple[l
         ]
     ]
     traffic = Traffic(dict(engines), expected)
+    if soak_minutes:
+        with traffic.running():
+            lines, is_right = soak([*engines.values()], soak_minutes)
+        lines.append(f"{traffic.asked:,} answers: {traffic.wrong} wrong, {traffic.lost} lost.")
+        return lines, is_right and not (traffic.wrong or traffic.lost)
 
     def fault(name: str, begin: Callable[[], object], end: Callable[[], object]) -> None:
         print(f"{name}", flush=True)
@@ -242,6 +251,37 @@ def _play(made: list[Host], model: str, logs: Path, stack: ExitStack) -> tuple[l
     return lines, not (traffic.wrong or wrong or traffic.lost or served)
 
 
+def soak(engines: Sequence[RAGCacheEngine], minutes: float) -> tuple[list[str], bool]:
+    """Let both hosts have documents, forget each at one of them, and look for it at one of them.
+
+    Returns the lines of the report, and whether nothing forgotten was served.
+    """
+    dice, served, fetched, number = random.Random(7), 0, 0, 0
+    slowest_s, end = 0.0, time.monotonic() + 60 * minutes
+    while time.monotonic() < end:
+        number += 1
+        name = f"forgotten {number}"
+        here, there = dice.sample([*engines], 2)
+        ask(here, name)
+        time.sleep(1.0)
+        fetched += ask(there, name)[1] > 0
+        began = time.monotonic()
+        dice.choice((here, there)).forget([name])
+        asked = dice.choice((here, there))  # one of them: whoever is asked computes it anew
+        while second_has(asked, name):
+            if time.monotonic() - began > RECOVERED_S:
+                served += 1
+                break
+            time.sleep(0.5)
+        slowest_s = max(slowest_s, time.monotonic() - began)
+        print(f"\r{number} forgotten, {served} served", end="", flush=True)
+    line = (
+        f"{number:,} documents forgotten in {minutes:g} minutes, {fetched:,} of them fetched before: "
+        f"{served} served afterwards; gone after {slowest_s:.1f} s at most."
+    )
+    return [line], not served
+
+
 def second_has(engine: RAGCacheEngine, name: str) -> bool:
     """Return whether a host still has a document: a chat that asks for it finds most of it cached."""
     document = report(name)
@@ -253,6 +293,7 @@ def _parse() -> argparse.Namespace:
     parser = command_line(__doc__)
     parser.add_argument("--model")
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--soak", type=float, default=0.0, metavar="MINUTES")
     return parser.parse_args()
 
 

@@ -56,7 +56,9 @@ class FleetSettings:
         if self.load <= 0:
             raise CommandError("--load is above 0: a fleet without requests says nothing")
         if self.answer_s < 0:
-            raise CommandError("--answer is how many seconds an answer takes behind its first token, 0 or more")
+            raise CommandError(
+                "--answer is how many seconds an answer takes behind its first token, 0 or more"
+            )
         if self.store_tokens_per_s < 0:
             raise CommandError("--store is how many tokens a second a store brings, above 0")
 

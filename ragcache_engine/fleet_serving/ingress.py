@@ -24,7 +24,7 @@ from prometheus_client import CONTENT_TYPE_LATEST as PLAIN_TEXT
 from pydantic_core import from_json
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse, Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from ragcache_engine.corpora.registered import Corpora
 from ragcache_engine.daemon_threads import DaemonThreads
@@ -52,7 +52,7 @@ from ragcache_engine.fleet_serving.wire import (
 )
 from ragcache_engine.serving.doors import FREE_PATHS, Doors, Taken, is_corpus, read_key, refusal
 from ragcache_engine.serving.keys import Caller, Keys
-from ragcache_engine.serving.messages import CORPORA, PREFIX, error_to_json
+from ragcache_engine.serving.messages import ALIVE_S, CORPORA, PREFIX, error_to_json
 from ragcache_engine.serving.openai_bodies import CHAT, COMPLETIONS, count_answers
 from ragcache_engine.serving.routes import Served
 from ragcache_engine.serving.settings import Limits
@@ -69,7 +69,8 @@ request may be the reason, and each replica that ends loads its model anew."""
 WAIT_S, LONGEST_WAIT_S = 0.3, 3.0
 """Seconds before a request is sent again, longer each time."""
 
-CONTINUED = {COMPLETIONS, CHAT, f"{PREFIX}/generate"}
+GENERATE = f"{PREFIX}/generate"
+CONTINUED = {COMPLETIONS, CHAT, GENERATE}
 """The paths whose streams another replica can continue: their events say what they add to the answer."""
 
 HEALTH = FleetRequest("GET", "/health", (), b"", NOTHING)
@@ -226,7 +227,16 @@ class FleetDoors(Doors):
     async def _relay(
         self, request: FleetRequest, scope: Scope, send: Send, *, can_continue: bool
     ) -> None:
-        relay = _Relay(send, can_continue=can_continue)
+        is_ours = request.target.partition("?")[0] == GENERATE
+        relay = _Relay(send, can_continue=can_continue, is_ours=is_ours)
+        showing = asyncio.ensure_future(relay.show_signs_of_life())
+        try:
+            await self._relay_to(relay, request, scope)
+        finally:
+            showing.cancel()
+            await asyncio.gather(showing, return_exceptions=True)
+
+    async def _relay_to(self, relay: _Relay, request: FleetRequest, scope: Scope) -> None:
         for attempt in range(ATTEMPTS):
             try:
                 if attempt:
@@ -245,7 +255,7 @@ class FleetDoors(Doors):
                     )
                     return await relay.fail(GenerationFailed(lost), scope)
             except FleetBusy:
-                if not attempt:
+                if not attempt and not relay.has_begun:
                     raise
             except GenerationFailed as error:
                 return await relay.fail(error, scope)
@@ -281,20 +291,50 @@ class FleetDoors(Doors):
 class _Relay:
     """Hands one answer to the reader: events of a stream as they come, all else once it is whole.
 
+    is_ours: whether our own client reads it, which takes events without text for signs of life.
     failed: how many replicas have failed at it so far, or ended with it.
+    has_begun: whether the reader has anything of it.
     """
 
-    def __init__(self, send: Send, *, can_continue: bool) -> None:
-        self._send = send
+    def __init__(self, send: Send, *, can_continue: bool, is_ours: bool = False) -> None:
+        self._sending = send
         self._can_continue = can_continue
+        self._is_ours = is_ours
+        self._turn = asyncio.Lock()
+        self._sent_s = asyncio.get_running_loop().time()
+        self._is_over = False
         self._sent = SentAnswer()
         self._events = EventReader()
         self._head: AnswerHead | None = None
         self._parts: list[bytes] = []
-        self._is_stream = False
-        self._has_begun = False
+        self._is_stream = self._streams = False
+        self.has_begun = False
         self.failed = self._ended = 0
         self._is_received = False  # by the replica of this attempt
+
+    async def show_signs_of_life(self) -> None:
+        """Tell a stream's reader that it is still waited for, wherever nothing has come for ALIVE_S.
+
+        As where a replica was lost, and another one has to start. Runs until it is cancelled.
+        """
+        sign = b": still waiting\n\n" + (b'data: {"text": ""}\n\n' if self._is_ours else b"")
+        while True:
+            now_s = asyncio.get_running_loop().time()
+            await asyncio.sleep(max(0.0, self._sent_s + ALIVE_S - now_s))
+            if asyncio.get_running_loop().time() < self._sent_s + ALIVE_S:
+                continue
+            async with self._turn:
+                if self._is_ours and not self.has_begun:
+                    await self._start(AnswerHead(200, (("content-type", "text/event-stream"),)))
+                if self._streams and not self._is_over:
+                    await self._send(
+                        {"type": "http.response.body", "body": sign, "more_body": True}
+                    )
+            self._sent_s = asyncio.get_running_loop().time()
+
+    async def _send(self, message: Message) -> None:
+        self._sent_s = asyncio.get_running_loop().time()
+        await self._sending(message)
 
     def gives_up_after(self, error: ReplicaLost) -> bool:
         """Count a failed attempt; return whether the request is to be sent to no further replica."""
@@ -306,7 +346,7 @@ class _Relay:
 
     def begin_again(self) -> None:
         """Begin a further attempt. Raises AnswersDiffer if the reader has what it cannot continue."""
-        if self._has_begun and not self._can_continue:
+        if self.has_begun and not self._can_continue:
             raise AnswersDiffer(
                 "the replica was lost in the middle of this answer, and streams of this path cannot be "
                 "continued: ask again"
@@ -338,8 +378,13 @@ class _Relay:
         if self._head is None:
             raise ReplicaLost("the replica ended its answer before it began")
         body = b"".join(self._parts)
-        if not self._has_begun:
-            await self._start(self._head)
+        async with self._turn:
+            await self._end(self._head, body)
+
+    async def _end(self, head: AnswerHead, body: bytes) -> None:
+        self._is_over = True
+        if not self.has_begun:
+            await self._start(head)
         elif not self._is_stream:
             # An earlier attempt began a stream, and the last one was refused: the reader is told there.
             said = _read_object(body) or {"error": body.decode(errors="replace")}
@@ -348,7 +393,12 @@ class _Relay:
 
     async def fail(self, error: RAGCacheError, scope: Scope) -> None:
         """End the answer with an error, in the way that is still open."""
-        if not self._has_begun:
+        async with self._turn:
+            await self._fail(error, scope)
+
+    async def _fail(self, error: RAGCacheError, scope: Scope) -> None:
+        self._is_over = True
+        if not self.has_begun:
             await refusal(error)(scope, _never, self._send)
             return
         said = json.dumps(error_to_json(error), separators=(",", ":"))
@@ -370,14 +420,17 @@ class _Relay:
         return None
 
     async def _write(self, event: bytes) -> None:
-        if not self._has_begun:
-            assert self._head is not None
-            await self._start(self._head)
         body = event + b"\n\n"
-        await self._send({"type": "http.response.body", "body": body, "more_body": True})
+        async with self._turn:
+            if not self.has_begun:
+                assert self._head is not None
+                await self._start(self._head)
+            await self._send({"type": "http.response.body", "body": body, "more_body": True})
 
     async def _start(self, head: AnswerHead) -> None:
-        self._has_begun = True
+        self.has_begun = True
+        kind = dict(head.headers).get("content-type", "")
+        self._streams = kind.startswith("text/event-stream")
         headers = [
             (name.encode("latin-1"), value.encode("latin-1"))
             for name, value in head.headers

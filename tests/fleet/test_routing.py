@@ -11,6 +11,7 @@ from thoroughness import examples
 
 from ragcache_engine.fleet import ROUTINGS, make_routing, path_of_parts, path_of_text
 from ragcache_engine.fleet.balance import BOUND, FREE_IN_FLIGHT, FREE_LATE, Balance
+from ragcache_engine.fleet.baselines import LeastTokens
 from ragcache_engine.fleet.documents import DocumentsRouting
 from ragcache_engine.fleet.holdings import Holdings
 from ragcache_engine.fleet.path import RoutingPath
@@ -99,6 +100,19 @@ def test_a_document_comes_back_to_the_replica_that_has_it():
             homes.setdefault(number, set()).add(chosen)
     # Some made way for balance; by chance, a document would see 3.3 of the 8 replicas.
     assert sum(map(len, homes.values())) <= 1.5 * 40
+
+
+def test_least_tokens_goes_where_the_prompt_is_until_the_queue_there_is_longer():
+    routing = LeastTokens(replicas(3))
+    path = prompt("a", "b")
+    home = routing.choose(path, IDLE)
+    for _ in range(200):
+        routing.record(prompt("others"), replicas(3)[0])  # each computes most of itself
+        routing.holdings.correct(replicas(3)[0], prompt("others").keys, frozenset())
+    routing.record(path, home)
+    assert routing.choose(path, IDLE) == home
+    assert routing.choose(path, {home: 1}) == home
+    assert routing.choose(path, {home: 9}) != home
 
 
 @settings(max_examples=examples(40))

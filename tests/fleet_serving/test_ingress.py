@@ -38,9 +38,9 @@ def stream(words: Sequence[str]) -> list[bytes]:
 
 
 class MadeUp:
-    """Replicas as the test wants them. attempts: what each attempt yields, or raises."""
+    """Replicas as the test wants them. attempts: what each yields or raises, or for how long it waits."""
 
-    def __init__(self, *attempts: Sequence[AnswerHead | bytes | Exception]) -> None:
+    def __init__(self, *attempts: Sequence[AnswerHead | bytes | Exception | float]) -> None:
         self.attempts = list(attempts)
         self.requests: list[FleetRequest] = []
         self.ended = 0
@@ -49,7 +49,9 @@ class MadeUp:
         self.requests.append(request)
         try:
             for part in self.attempts.pop(0):
-                await asyncio.sleep(0)
+                await asyncio.sleep(part if isinstance(part, float) else 0)
+                if isinstance(part, float):
+                    continue
                 if isinstance(part, Exception):
                     raise part
                 yield part
@@ -143,6 +145,50 @@ async def test_a_stream_whose_replica_dies_comes_whole_and_once(lost_at: int):
     assert text_of(answer) == "".join(WORDS)
     assert answer.text.count("[DONE]") == 1
     assert len(replicas.requests) == replicas.ended == 2
+
+
+async def test_who_reads_a_stream_gets_signs_of_life_while_nothing_comes(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(ingress, "ALIVE_S", 0.05)
+    first = [AnswerHead(200, EVENTS), *stream(WORDS)[:5], 0.2, ReplicaLost("cut off")]
+    replicas = MadeUp(first, [0.2, AnswerHead(200, EVENTS), *stream(["".join(WORDS)])])
+    async with client(replicas) as door:
+        answer = await door.post("/v1/completions", json=ASK)
+    assert text_of(answer) == "".join(WORDS)
+    assert answer.text.count(": still waiting") >= 3
+    assert '{"text": ""}' not in answer.text, "other clients know no such event"
+
+
+@pytest.mark.parametrize("status", [200, 400])
+async def test_our_own_client_gets_them_before_any_replica_has_its_request(
+    monkeypatch: pytest.MonkeyPatch, status: int
+):
+    monkeypatch.setattr(ingress, "ALIVE_S", 0.05)
+    said = (
+        [AnswerHead(200, EVENTS), b'data: {"text": "So it is."}\n\n']
+        if status == 200
+        else [AnswerHead(400, JSON), b'{"error": {"kind": "PromptTooLong", "message": "why"}}']
+    )
+    replicas = MadeUp([0.2, ReplicaAway("cut off")], said)
+    async with client(replicas) as door:
+        answer = await door.post("/ragcache/generate", json={"prompt": "p"})
+    assert answer.status_code == 200
+    events = [json.loads(one[6:]) for one in answer.text.splitlines() if one.startswith("data: ")]
+    assert events[0] == {"text": ""}
+    assert events[-1] == (
+        {"text": "So it is."}
+        if status == 200
+        else {"error": {"kind": "PromptTooLong", "message": "why"}}
+    )
+
+
+async def test_an_answer_in_one_piece_gets_none(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(ingress, "ALIVE_S", 0.02)
+    replicas = MadeUp([0.1, AnswerHead(200, JSON), 0.1, b'{"a": 1}'])
+    async with client(replicas) as door:
+        answer = await door.post("/v1/completions", json={"prompt": "p"})
+    assert answer.json() == {"a": 1}
 
 
 async def test_an_answer_in_one_piece_whose_replica_dies_is_asked_for_again():

@@ -58,6 +58,13 @@ def test_a_store_slower_than_computing_is_not_used():
     assert shared.ttft_s == plain.ttft_s
 
 
+def test_answers_slow_down_a_replica_that_has_many():
+    quick, slow = fleet("prefix", 8), fleet("prefix", 8, answer_s=4.0)
+    assert slow.hit_rate == pytest.approx(quick.hit_rate, abs=0.02)
+    assert slow.ttft_s > 1.2 * quick.ttft_s
+    assert fleet("least-tokens", 8, answer_s=4.0).ttft_s < slow.ttft_s
+
+
 def test_the_last_replica_never_goes():
     assert fleet("documents", 1, lost_share=0.5).lost_replicas == 0
 
