@@ -182,6 +182,11 @@ bench-gpu-try: $(READY) ## all of that, small, on a CPU (14 minutes without AVX-
 bench-hosts: $(READY) ## what a new host gains from the store that others filled, natural and Zipf traffic (40 minutes; wants redis-server)
 	@$(PYTHON) benchmarks/new_host.py
 
+.PHONY: hosts-faults
+hosts-faults: $(READY) ## hosts of their own that share a store, and a Ray cluster of them, while links, store and hosts fail (25 minutes; wants root, iproute2 and redis-server)
+	@$(PYTHON) benchmarks/several_hosts.py --out benchmarks/results/several-hosts
+	@$(PYTHON) benchmarks/ray_hosts.py --out benchmarks/results/ray-hosts
+
 .PHONY: bench-fleet
 bench-fleet: $(READY) ## two real replicas: routings side by side, killed replicas, the shared disk (20 minutes)
 	@$(PYTHON) benchmarks/fleet.py --out benchmarks/results/fleet

@@ -88,6 +88,10 @@ if TYPE_CHECKING:
     from ragcache_engine.dashboard.serving import Dashboard
 
 
+CACHE_POINTS, SHARE_OF_CACHE_POINTS = "cache points", 0.5
+"""Which part of what may be kept is for prompts that say so themselves: they may be anybody's."""
+
+
 class RAGCacheEngine:
     """A language model in the caller's process that knows which part of a prompt is which document.
 
@@ -150,7 +154,7 @@ class RAGCacheEngine:
             reports=idle.reports,
         )
         self.threads = self._runtime.threads
-        self._sync_record = SyncRecord()
+        self._sync_records: dict[tuple[str | None, Hashable], SyncRecord] = {}
         self._cache_points = CachePoints()
         # Not bound to self: the engine must be collectable while its runtime waits to be closed.
         self._finalizer = weakref.finalize(self, self._runtime.close)
@@ -294,15 +298,19 @@ class RAGCacheEngine:
 
     def _with_cache_points(self, prompt: str, prepared: PreparedRequest) -> PreparedRequest:
         """Return a request after whose answer its prompt is kept up to its cache points."""
-        config = self.config
-        can_keep = config.backend != "server" and (self.limits.host_blocks or config.disk_cache)
-        if not isinstance(prompt, ChatPrompt) or not prompt.cache_points or not can_keep:
+        if not isinstance(prompt, ChatPrompt) or not prompt.cache_points or not self._can_keep:
             return prepared
         request = prepared.request
         keep = partial(self._keep_beginning, request.tenant, request.planned)
         note = partial(self._cache_points.note, prompt, request.spans, request.tenant, keep)
         # Where documents are borrowed, the text behind them would be one more of them.
-        return replace(prepared, when_answered=partial(note, whole=config.reuse != "anywhere"))
+        return replace(prepared, when_answered=partial(note, whole=self.config.reuse != "anywhere"))
+
+    @property
+    def _can_keep(self) -> bool:
+        """Whether there is a tier in which documents can be kept."""
+        has_tier = bool(self.limits.host_blocks or self.config.disk_cache)
+        return has_tier and self.config.backend != "server"
 
     def _keep_beginning(
         self,
@@ -311,9 +319,11 @@ class RAGCacheEngine:
         text: str,
         documents: Sequence[Document],
         for_s: float,
+        name: str,
     ) -> None:
-        """Keep the beginning of a prompt with these documents for a while."""
+        """Keep the beginning of a prompt with these documents for a while, in a set of this name."""
         order = self._order_to_keep("host" if self.limits.host_blocks else "disk", for_s, None)
+        order = replace(order, name=name, owner=CACHE_POINTS, share=SHARE_OF_CACHE_POINTS)
         prefiller = self._prefiller(tenant, only_missing=False, planned=planned)
         request = prefiller.prepare((ChatPrompt(text), documents))
         self._begin_keeping(order, prefiller, [request], False).result()
@@ -658,6 +668,7 @@ class RAGCacheEngine:
             tuple(_require_ids([one] if isinstance(one, str) else cast("Iterable[str]", one)))
             for one in require_items(documents, object, "documents", 'such as ["handbook"]')
         ]
+        self._cache_points.clear()
         return self._runtime.call_backend(
             partial(self._keeping.release, sets, tenant), "keep documents no longer"
         )
@@ -740,9 +751,11 @@ class RAGCacheEngine:
 
         documents: all that there are now. What the sync before had and these lack is forgotten.
         record: what the sync before had; give one with a file where later processes are to know it, and
-          one for each set of documents that is synced apart. None: the engine's own.
-        prepare: compute documents that are new or changed, as `warm` does with each, and keep changed
-          ones again that were kept. The first sync computes all that no tier holds.
+          one for each set of documents that is synced apart. None: the engine's own for this tenant and
+          chain.
+        prepare: compute documents that are new or changed, as `warm` does with each, and keep again what
+          this tenant kept of them, in prompts of this template. The first sync computes all that no tier
+          holds. What cannot be computed is named, and tried again once it changes.
         template, chain, neighbours, tenant: as in `warm`. progress: show a bar on standard error.
         A sync that fails is made good by the next one. Coroutines call it in a thread.
         Raises InvalidArgument, such as for two texts under one id or a record that cannot be read, and
@@ -750,13 +763,15 @@ class RAGCacheEngine:
         """
         self._runtime.require_this_process()
         require_switch(prepare, "prepare")
-        record = require_instance(record or self._sync_record, SyncRecord, "record")
         tenant = require_tenant(tenant)
+        if record is None:
+            record = self._sync_records.setdefault((tenant, chain), SyncRecord())
+        record = require_instance(record, SyncRecord, "record")
         remembered = self._retrievals.remembered_template
         preparing = Preparing(
             warm=self.warm,
             keep=self.keep,
-            kept=tuple if self.config.backend == "server" else self.kept,
+            kept=self.kept if self._can_keep else tuple,
             arguments={
                 "template": template,
                 "chain": chain,
@@ -798,6 +813,7 @@ class RAGCacheEngine:
         self._runtime.require_this_process()
         ids = _require_ids(document_ids)
         self._runtime.forgotten.note(ids)
+        self._cache_points.clear()
         self._retrievals.forget(ids)
         return self._runtime.forget(ids)
 

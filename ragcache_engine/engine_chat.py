@@ -84,7 +84,8 @@ class EngineChat:
                 "continue_final_message=True, set add_generation_prompt=False"
             )
         marked = check_messages(messages)
-        messages = without_marks(marked) if are_marked(marked) else marked
+        is_marked = are_marked(marked)
+        messages = without_marks(marked) if is_marked else marked
         tools = check_tools(tools or ())
         conversation = Conversation(
             messages=messages,
@@ -98,10 +99,10 @@ class EngineChat:
         if speaks_of_tools and not self.takes_tools:
             in_words = describe_tools(conversation.messages, conversation.tools)
             conversation = replace(conversation, messages=in_words, tools=())
-            marked = describe_tools(marked, tools)
+            marked = describe_tools(marked, tools) if is_marked else marked
         text = self._render(conversation)
         args = _plain_values(conversation.template_args) if self._tells_reasoning else None
-        if marked is messages:
+        if not is_marked:
             return ChatPrompt(text, args)
         write_marked = partial(self._render, replace(conversation, messages=marked))
         return ChatPrompt(text, args, find_points(text, write_marked))

@@ -108,7 +108,7 @@ class WithdrawingBackend(ForwardingBackend):
         alive = [one for one, gone in zip(requests, are_withdrawn, strict=True) if not gone]
         kept = iter(await self.inner.keep(alive, order) if alive else ())
         return [
-            Kept(tuple(one.document_ids), one.tenant, order.tier.value, order.until_s, 0, 0)
+            Kept(order.set_of(one.document_ids), one.tenant, order.tier.value, order.until_s, 0, 0)
             if is_withdrawn
             else next(kept)
             for one, is_withdrawn in zip(requests, are_withdrawn, strict=True)

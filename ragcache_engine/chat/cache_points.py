@@ -40,7 +40,7 @@ def cache_point(for_s: float = 300.0) -> str:
     `engine.chat.prompt` takes the mark out. It holds in this process alone. After the answer, the engine
     keeps the prompt up to there as `RAGCacheEngine.keep` does, in host memory or else on the disk; each
     further prompt begins the time anew. An engine without these tiers keeps nothing.
-    for_s: how many seconds, in whole ones. Raises InvalidArgument.
+    for_s: for how many seconds at least, in whole ones. Raises InvalidArgument.
     """
     if not 1 <= require_number(for_s, "for_s") <= LONGEST_S:
         raise InvalidArgument(f"for_s is from 1 to {LONGEST_S:,.0f}, got {for_s}")
@@ -49,7 +49,10 @@ def cache_point(for_s: float = 300.0) -> str:
 
 def without_marks(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return checked messages without marks."""
-    return [{**one, "content": _without(one.get("content"))} for one in messages]
+    return [
+        {**one, "content": _without(one["content"])} if "content" in one else dict(one)
+        for one in messages
+    ]
 
 
 def are_marked(messages: Sequence[Mapping[str, Any]]) -> bool:

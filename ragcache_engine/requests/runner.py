@@ -106,11 +106,11 @@ class RequestRunner:
                         self._count_end(None if is_warming else piece.usage)
                         if prepared.count_hits and not is_warming:
                             prepared.count_hits(piece.usage)
-                        if prepared.when_answered:
-                            prepared.when_answered()
                         is_counted = True
                     put(piece)
             put(None)
+            if prepared.when_answered:
+                prepared.when_answered()
         except asyncio.CancelledError:
             put(EngineClosed("the engine was closed while this request ran; make a new one"))
             raise

@@ -304,12 +304,20 @@ class DiskCopying(Generic[B]):
     def forget_files(self, documents: Sequence[str]) -> None:
         """Remove all files of these documents, of earlier lives and other engines too."""
         if self._transfers is not None:
+            if self.naming is not None:
+                self._withdraw(map(self.naming.mark, documents))
             self._transfers.forget_files(documents)
 
     def note_forgotten(self, times: Mapping[str, int]) -> None:
         """Tell the disk that these documents are forgotten here too."""
         if self._transfers is not None:
+            self._withdraw(times)
             self._transfers.note_forgotten(times)
+
+    def _withdraw(self, marks: Iterable[str]) -> None:
+        """Store nothing that waits for the shared store and was computed from these documents."""
+        if self.shared.transfers is not None:
+            self.shared.transfers.withdraw(marks)
 
     # -- results -----------------------------------------------------------------------------------
 

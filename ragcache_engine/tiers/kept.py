@@ -22,6 +22,7 @@ class KeepOrder:
     tier: one of KEPT_TIERS. until_s: when that ends, in seconds since 1970; None: never.
     most: which part of the tier may be kept in all, 0 to 1. share: which part of that the documents'
       owner may keep. owner: whose share it is; None: nobody's, and no share bounds it but `most`.
+    name: what tells its sets from other sets of the same documents; empty: nothing.
     """
 
     tier: Tier
@@ -29,6 +30,11 @@ class KeepOrder:
     most: float = 1.0
     share: float = 1.0
     owner: str | None = None
+    name: str = ""
+
+    def set_of(self, document_ids: Sequence[str]) -> tuple[str, ...]:
+        """Return the documents as the set by which they are known when they are kept."""
+        return (*document_ids, self.name) if self.name else tuple(document_ids)
 
     def is_like(self, other: KeepOrder) -> bool:
         """Return whether both keep in one tier, for one owner."""
@@ -36,13 +42,13 @@ class KeepOrder:
 
     def to_list(self) -> list[Any]:
         """Return the order as plain values."""
-        return [self.tier.value, self.until_s, self.most, self.share, self.owner]
+        return [self.tier.value, self.until_s, self.most, self.share, self.owner, self.name]
 
     @classmethod
     def from_list(cls, said: Sequence[Any]) -> Self:
         """Make an order from what to_list() returned."""
-        tier, until_s, most, share, owner = said
-        return cls(Tier(tier), until_s, most, share, owner)
+        tier, *rest = said
+        return cls(Tier(tier), *rest)
 
 
 class Kept(NamedTuple):

@@ -338,7 +338,8 @@ def _keep_order(said: object) -> KeepOrder | None:
             order = KeepOrder.from_list(said)
             numbers = (order.most, order.share, order.until_s or 0.0)
             are_numbers = all(isinstance(one, (int, float)) for one in numbers)
-            if order.tier in KEPT_TIERS and are_numbers and isinstance(order.owner, str | None):
+            are_texts = isinstance(order.owner, str | None) and isinstance(order.name, str)
+            if order.tier in KEPT_TIERS and are_numbers and are_texts:
                 return order
     return None
 

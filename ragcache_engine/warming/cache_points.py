@@ -23,11 +23,20 @@ MOST_WAITING = 64
 MOST_REMEMBERED = 4096
 """So many points are known as kept already."""
 
-RENEWED_SHARE = 0.5
-"""A point is kept anew when this share of its time is over."""
+LONGER = 0.5
+"""A point is kept for so much longer than asked, so that not each prompt has to keep it anew."""
 
-Keep = Callable[[str, Sequence[Document], float], None]
-"""Keeps a prompt's beginning with its documents: (text, documents, seconds)."""
+Keep = Callable[[str, Sequence[Document], float, str], None]
+"""Keeps a prompt's beginning with its documents: (text, documents, seconds, name of the set)."""
+
+
+NAMED = "cache point "
+"""How the names of cache points begin, among those of documents."""
+
+
+def is_cache_point(documents: Sequence[str]) -> bool:
+    """Return whether a kept set is what is kept up to a cache point."""
+    return bool(documents) and documents[-1].startswith(NAMED)
 
 
 class CachePoints:
@@ -62,23 +71,32 @@ class CachePoints:
             text = prompt[: characters if whole or not ends else ends[-1]]
             key = tenant, blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
             with self._lock:
-                now = self._clock()
-                is_kept = self._kept.get(key, now) - now > for_s * (1 - RENEWED_SHARE)
+                now, lasts_s = self._clock(), (1 + LONGER) * for_s
+                is_kept = self._kept.get(key, now) - now >= for_s
                 if is_kept or self._waiting == MOST_WAITING:
                     continue
                 self._waiting += 1
-                self._kept[key] = now + for_s
+                self._kept[key] = now + lasts_s
                 self._kept.move_to_end(key)
                 while len(self._kept) > MOST_REMEMBERED:
                     self._kept.popitem(last=False)
-            documents = [*_documents(text, spans, key[1].hex())]
-            self._threads.submit(partial(self._run, partial(keep, text, documents, for_s), key))
+            name = f"{NAMED}{key[1].hex()}"
+            documents = [*_documents(text, spans, name)]
+            self._threads.submit(
+                partial(self._run, partial(keep, text, documents, lasts_s, name), key)
+            )
+
+    def clear(self) -> None:
+        """Note that something was forgotten or released, and may have been kept for a point."""
+        with self._lock:
+            self._kept.clear()
 
     def _run(self, keep: Callable[[], None], key: tuple[str | None, bytes]) -> None:
         try:
             keep()
-        except RAGCacheError as error:
-            logger.info("a prompt is not kept up to its cache point: %s", error)
+        except Exception as error:
+            level = logging.INFO if isinstance(error, RAGCacheError) else logging.ERROR
+            logger.log(level, "a prompt is not kept up to its cache point: %r", error)
             with self._lock:
                 self._kept.pop(key, None)
         finally:
@@ -95,4 +113,4 @@ def _documents(text: str, spans: Sequence[Span], name: str) -> Iterator[Document
         yield Document(span.document_id, text[span.start : span.end])
         end = span.end
     if end < len(text):
-        yield Document(f"cache point {name}", text[end:])
+        yield Document(name, text[end:])

@@ -189,7 +189,7 @@ class Keeping:
                 try:
                     await self._prefiller.arun(request)
                 except OF_ONE_SET as error:
-                    self._failed[tuple(request.request.document_ids)] = error
+                    self._failed[self._order.set_of(request.request.document_ids)] = error
                 advance()
 
         await run_workers(work)

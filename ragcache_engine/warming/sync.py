@@ -15,11 +15,13 @@ from typing import Any
 
 from ragcache_engine.anywhere.beginnings import sets_of_each
 from ragcache_engine.checks import require_items
-from ragcache_engine.errors import BadRequest, GenerationFailed, InvalidArgument
+from ragcache_engine.errors import BadRequest, GenerationFailed, InvalidArgument, UnknownDocument
 from ragcache_engine.prompt import Render
 from ragcache_engine.values import DOCUMENTS_HINT, Document
+from ragcache_engine.warming.cache_points import is_cache_point
 from ragcache_engine.warming.keep import KeptDocuments
 from ragcache_engine.warming.plan import LeftOut, Warmed, plan_prefills
+from ragcache_engine.warming.prefill import OF_ONE_SET
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +35,8 @@ class Synced:
 
     added, changed, removed: their ids. same: how many are as they were.
     warmed: what was computed of those added and changed; None if nothing was to be computed.
-    kept_no_longer: sets of documents that were kept, changed, and cannot be kept with their new texts.
+    kept_no_longer: sets of documents that were kept, whose texts changed, and that cannot be kept again;
+      of all tenants.
     """
 
     added: tuple[str, ...] = ()
@@ -56,6 +59,7 @@ class SyncRecord:
     def __init__(self, path: str | Path | None = None) -> None:
         self._path = None if path is None else Path(path)
         self._digests: dict[str, str] = {}
+        self.to_keep: list[KeptDocuments] = []  # that a sync ended, and has not kept again yet
         self.lock = Lock()
 
     def read(self) -> dict[str, str]:
@@ -111,14 +115,17 @@ class Preparing:
     tenant: str | None
     borrows: bool
 
-    def check(self, document: Document) -> None:
-        """Raise UnknownTemplate unless it is known what stands before a document."""
-        plan_prefills([[document]], {}, self.render)
+    def check(self, documents: Iterable[Document]) -> None:
+        """Raise UnknownTemplate unless it is known what stands before each of these documents."""
+        plan_prefills([[one] for one in documents], {}, self.render)
 
     def compute(self, documents: Sequence[Document]) -> Warmed:
         """Compute documents that no tier holds."""
         sets = sets_of_each(documents, borrows=self.borrows)
-        return self.warm(sets, **self.arguments, tenant=self.tenant, only_missing=True)
+        try:
+            return self.warm(sets, **self.arguments, tenant=self.tenant, only_missing=True)
+        except OF_ONE_SET as error:  # none could be computed, which is no reason to end here
+            return Warmed(left_out=tuple(LeftOut((one.id,), str(error)) for one in documents))
 
     def keep_again(self, documents: Sequence[Document], kept: KeptDocuments) -> None:
         """Keep a set of documents as it was kept before, with the texts that they have now."""
@@ -136,7 +143,8 @@ def sync_documents(
     """Forget what changed or vanished since the record was written; compute what is new.
 
     forget: the engine's method. preparing: how to compute what is new; None: not at all.
-    A sync that fails is repeated by the next one: the record says at any time what may be cached.
+    A sync that fails is repeated by the next one: the record says at any time what may be cached, and
+    what was kept.
     Raises InvalidArgument or UnknownTemplate before any work, and what the work raises.
     """
     given: dict[str, Document] = {}
@@ -150,18 +158,20 @@ def sync_documents(
         added = [name for name in given if name not in before]
         removed = [name for name in before if name not in given]
         new = [given[name] for name in (*changed, *added)]
-        kept: list[KeptDocuments] = []
-        if preparing and new:
-            preparing.check(new[0])
-            kept = _kept_sets(preparing.kept(), changed, given) if changed else []
-        record.write(before | dict.fromkeys([*changed, *added, *removed], UNPREPARED))
-        if changed or removed:
-            forget([*changed, *removed])
+        doomed = [*changed, *removed]
+        kept_no_longer: list[LeftOut] = []
+        if preparing:
+            preparing.check(new)
+            if doomed:
+                record.to_keep += _ended_by(doomed, preparing, given, kept_no_longer)
+        record.write(before | dict.fromkeys([*doomed, *added], UNPREPARED))
+        if doomed:
+            forget(doomed)
         record.write(digests | {one.id: UNPREPARED for one in new})
-        warmed, kept_no_longer = None, []
-        if preparing and new:
-            warmed = preparing.compute(new)
-            kept_no_longer = [*_keep_again(preparing, kept, given)]
+        warmed = preparing.compute(new) if preparing and new else None
+        if preparing:
+            kept_no_longer += _keep_again(preparing, record.to_keep, given)
+        record.to_keep = []
         record.write(digests)
     return Synced(
         tuple(added),
@@ -173,16 +183,23 @@ def sync_documents(
     )
 
 
-def _kept_sets(
-    kept: Iterable[KeptDocuments], changed: Iterable[str], given: Collection[str]
-) -> list[KeptDocuments]:
-    """Return the kept sets that forgetting ends, and whose documents are all still there."""
-    ended = {*changed}
-    return [
-        one
-        for one in kept
-        if not ended.isdisjoint(one.documents) and all(name in given for name in one.documents)
-    ]
+def _ended_by(
+    doomed: Iterable[str],
+    preparing: Preparing,
+    given: Collection[str],
+    kept_no_longer: list[LeftOut],
+) -> Iterator[KeptDocuments]:
+    """Yield the kept sets that forgetting ends and that can be kept again; note the others."""
+    ended = {*doomed}
+    for one in preparing.kept():
+        if ended.isdisjoint(one.documents) or is_cache_point(one.documents):
+            continue
+        if one.tenant != preparing.tenant:
+            kept_no_longer.append(LeftOut(one.documents, "another tenant keeps it"))
+        elif all(name in given for name in one.documents):
+            yield one
+        elif any(name in given for name in one.documents):
+            kept_no_longer.append(LeftOut(one.documents, "a document of it has vanished"))
 
 
 def _keep_again(
@@ -193,8 +210,10 @@ def _keep_again(
     """Keep these sets as before; yield those that cannot be."""
     for one in kept:
         try:
+            if not all(name in given for name in one.documents):
+                raise UnknownDocument("a document of it has vanished")
             preparing.keep_again([given[name] for name in one.documents], one)
-        except (BadRequest, GenerationFailed) as error:
+        except (BadRequest, GenerationFailed, UnknownDocument) as error:
             logger.warning("%s is kept no longer: %s", ", ".join(map(repr, one.documents)), error)
             yield LeftOut(one.documents, str(error))
 

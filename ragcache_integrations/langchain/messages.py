@@ -75,7 +75,7 @@ def _make_readable(message: BaseMessage, number: int) -> BaseMessage:
         return message
     content: list[dict[str, Any]] = []
     for block in blocks:
-        hint = block.get("cache_control", block.get("extras", {}).get("cache_control"))
+        hint = block.get("cache_control") or (block.get("extras") or {}).get("cache_control")
         if "cachePoint" in block:  # Bedrock's, for what stands before it
             hint = block["cachePoint"]
         else:
@@ -110,7 +110,7 @@ def _text_of(block: Mapping[str, Any]) -> str | None:
             text = "\n".join(part["text"] for part in parts)
         case _:
             return None
-    about = {**block.get("extras", {}), **block}
+    about = {**(block.get("extras") or {}), **block}
     return "\n".join(filter(None, [about.get("title"), about.get("context"), text]))
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ragcache_engine.corpora import Registered
+from ragcache_engine.corpora import Registered, embedders
 from ragcache_engine.corpora.embedders import (
     MINILM,
     EmbeddingServer,
@@ -146,6 +146,58 @@ class TestEmbedding:
         start(corpora, Words(refuses="Rivers"))
         wait_until(lambda: vectors(corpora) == 2)
 
+    def test_of_a_long_text_that_the_model_refuses_the_beginning_is_embedded(self) -> None:
+        corpora = Corpora()
+        embedder = Words(refuses="the end")
+        start(corpora, embedder)
+        corpora.put(None, "sea", Registered("long", f"{SALT} " * 40 + "the end"))
+        wait_until(lambda: vectors(corpora) == 1)
+        assert len(embedder.batches[-1][0]) == 2_000
+
+    def test_a_model_that_refuses_everything_makes_documents_wait(self) -> None:
+        corpora, embedder = Corpora(), Words(refuses="")
+        waited: list[float] = []
+
+        def sleep(seconds: float) -> None:
+            waited.append(seconds)
+            embedder.refuses = "" if len(waited) < 3 else "\0"
+
+        start(corpora, embedder, sleep)
+        corpora.put(None, "sea", Registered("tides", TIDES))
+        wait_until(lambda: vectors(corpora) == 1)
+        assert len(waited) == 3
+
+    def test_one_text_that_breaks_the_model_holds_up_no_other(self) -> None:
+        class Breaks(Words):
+            def embed(self, texts: Sequence[str]) -> np.ndarray:
+                self.batches.append([*texts])
+                if SALT in texts:
+                    raise OSError("500")
+                return np.array([bag(text) for text in texts])
+
+        corpora, embedder = Corpora(), Breaks()
+        corpora.embeds = True
+        for number in range(40):
+            text = SALT if number == 7 else f"{TIDES} {number}"
+            corpora.put(None, "sea", Registered(str(number), text))
+        start(corpora, embedder, lambda seconds: None)
+        wait_until(lambda: vectors(corpora) == 39)
+        corpora.put(None, "sea", Registered("more", MOON))
+        wait_until(lambda: vectors(corpora) == 40)
+        asked = len([one for one in embedder.batches if SALT in one])
+        assert asked < 20
+
+    def test_removed_documents_wait_for_nothing(self) -> None:
+        corpora = Corpora()
+        corpora.embeds = True
+        corpora.put("shop", "sea", Registered("stays", TIDES))
+        for number in range(100):
+            corpora.put("shop", "sea", Registered(str(number), SALT))
+            corpora.remove("shop", "sea", [str(number)])
+        assert sum(map(len, corpora._to_embed.values())) == 1
+        corpora.drop("shop", "sea")
+        assert not corpora._to_embed
+
     def test_what_cannot_be_embedded_now_is_embedded_later(
         self, caplog: pytest.LogCaptureFixture
     ) -> None:
@@ -257,9 +309,16 @@ class TestWhatIsRefused:
             require_embedder(MINILM, "small")
 
     def test_minilm_where_it_is_not_installed(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+        monkeypatch.setattr(embedders, "find_spec", lambda name: name == "faiss")
         with pytest.raises(BackendUnavailable, match=r"ragcache\[demo\]"):
             require_embedder(MINILM, None)
+
+    def test_any_model_where_vectors_cannot_be_compared(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(embedders, "find_spec", lambda name: None)
+        with pytest.raises(BackendUnavailable, match="faiss-cpu"):
+            require_embedder("http://host/v1", "small")
 
 
 @pytest.mark.slow

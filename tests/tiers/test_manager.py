@@ -387,10 +387,13 @@ class LateStore:
         self._finished.append(FinishedCopy(copy, False, 0 if failure else 100, 1e-4, failure))
 
     def forget(self, keys: Set[bytes]) -> None:
-        """As the door of the store and the threads in front of it do."""
+        """As the door of the store does."""
         for name in [name for name, key in self.blocks.items() if key in keys]:
             del self.blocks[name]
-        self.doomed |= {copy.name for copy in self.writes if self.named[copy.name] in keys}
+
+    def withdraw(self, marks: Iterable[str]) -> None:
+        gone = set(marks)
+        self.doomed |= {copy.name for copy in self.writes if gone & set(copy.marks)}
 
 
 # -- vLLM's scheduler and offloading connector -----------------------------------------------------

@@ -517,13 +517,14 @@ class MemoryBackend:
     async def keep(self, requests: Sequence[BackendRequest], order: KeepOrder) -> Sequence[Kept]:
         self._let_copies_end()
         wanted = {
-            (tuple(one.document_ids), one.tenant): self._prompts_to_keep(one) for one in requests
+            (order.set_of(one.document_ids), one.tenant): self._prompts_to_keep(one)
+            for one in requests
         }
         kept = self._scheduler.device.manager.keep_documents(
             order, [(documents, tenant, prompts) for (documents, tenant), prompts in wanted.items()]
         )
         of_each = dict(zip(wanted, kept, strict=True))
-        return [of_each[tuple(one.document_ids), one.tenant] for one in requests]
+        return [of_each[order.set_of(one.document_ids), one.tenant] for one in requests]
 
     async def release(self, documents: Sequence[tuple[str, ...]], tenant: str | None) -> None:
         self._require_alive()

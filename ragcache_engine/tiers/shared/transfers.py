@@ -7,7 +7,7 @@ import math
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from queue import Empty, SimpleQueue
 
@@ -80,6 +80,9 @@ class SharedTransfers:
         self._answers: SimpleQueue[tuple[Sequence[str], Sequence[bool]]] = SimpleQueue()
         self._reads: ReadQueue[BlockCopy] = ReadQueue()
         self._writes: SimpleQueue[BlockCopy | None] = SimpleQueue()
+        self._begun: dict[str, int] = {}  # by name of a write: at which moment it was asked for
+        self._withdrawn: dict[str, int] = {}  # by mark: at which moment the document was forgotten
+        self._moment = 0
         self._finished: SimpleQueue[FinishedCopy] = SimpleQueue()
         self.pending_reads = self.pending_writes = 0
         self._away_until_s, self._away_s, self._write_again_s = 0.0, AWAY_S, 0.0
@@ -201,7 +204,20 @@ class SharedTransfers:
         self._stored.move_to_end(copy.name)
         if len(self._stored) > MOST_KNOWN:
             self._stored.popitem(last=False)
+        self._moment += 1
+        self._begun[copy.name] = self._moment
         self._writes.put(copy)
+
+    def withdraw(self, marks: Iterable[str]) -> None:
+        """Store nothing that is waiting to be stored and was computed from these documents.
+
+        Call it when the engine forgets them. From then on `forbids` allows them, as what is computed anew
+        may be stored; what waits has the tensors from before.
+        """
+        oldest = min(self._begun.values(), default=self._moment)
+        still = {mark: moment for mark, moment in self._withdrawn.items() if moment > oldest}
+        self._moment += 1
+        self._withdrawn = still | dict.fromkeys(marks, self._moment)
 
     def take_finished(self) -> list[FinishedCopy]:
         """Return the copies that have ended since the last call, in the order in which they ended."""
@@ -219,6 +235,7 @@ class SharedTransfers:
                     self._lose(done.copy.name)
             else:
                 self.pending_writes -= 1
+                self._begun.pop(done.copy.name, None)
                 if done.failure is None:
                     self._note(done.copy.name, True)
                     self._lost.pop(done.copy.name, None)
@@ -353,10 +370,15 @@ class SharedTransfers:
 
     def _find_allowed(self, copies: Sequence[BlockCopy]) -> Sequence[BlockCopy]:
         """Return the copies of blocks that were computed from no document that has been forgotten."""
+        copies = [copy for copy in copies if not self._is_withdrawn(copy)]
         marks = tuple(dict.fromkeys(chain.from_iterable(copy.marks for copy in copies)))
         if self._may_store(marks):
             return copies
         return [copy for copy in copies if self._may_store(copy.marks)]
+
+    def _is_withdrawn(self, copy: BlockCopy) -> bool:
+        begun = self._begun.get(copy.name, 0)
+        return any(self._withdrawn.get(mark, -1) > begun for mark in copy.marks)
 
     def _may_store(self, marks: Sequence[str]) -> bool:
         return self._forgotten.has_acted_upon(marks) and not self._forbids(marks)

@@ -403,6 +403,34 @@ def test_a_document_forgotten_while_it_was_stored_is_removed_again(
     assert not store.blocks
 
 
+def test_what_waited_to_be_stored_when_its_document_was_forgotten_is_not_stored(
+    store: DictStore, engine: Engine
+):
+    store.may_answer.clear()
+    engine.put(0)  # the thread is busy with it
+    engine.put(1, D1)
+    engine.put(2, D2)
+    # The engine has forgotten it and acted upon that: nothing forbids the document any more.
+    engine.shared.withdraw([D1])
+    store.may_answer.set()
+    failures = {copy.copy.slot: copy.failure for copy in engine.wait(3)}
+    assert failures == {0: None, 1: "forgotten", 2: None}
+    assert key_of(1) not in store.blocks
+    engine.put(1, D1)  # computed anew
+    assert engine.wait(1)[0].failure is None
+    assert key_of(1) in store.blocks
+
+
+def test_what_was_on_its_way_when_its_document_was_forgotten_is_removed_again(
+    store: DictStore, engine: Engine
+):
+    store.after_write = lambda: engine.shared.withdraw([D1])
+    engine.put(1, D1)
+    assert engine.wait(1)[0].failure == "forgotten"
+    engine.shared._remove_what_must_go()
+    assert not store.blocks
+
+
 def test_a_block_that_could_not_be_checked_afterwards_is_removed(store: DictStore, engine: Engine):
     def fail() -> None:
         store.failure = StoreAway("gone in between")

@@ -219,7 +219,9 @@ class TierConnector(OffloadingConnector):
             if order is None:
                 return KeptAnswer(cache.kept_documents() if message.lists_kept else ())
             wanted = {
-                (one.message.documents, one.tenant): self._prompts_to_keep(asking, one)
+                (order.set_of(one.message.documents), one.tenant): self._prompts_to_keep(
+                    asking, one
+                )
                 for one in message.looked_up
             }
             kept = cache.keep_documents(
@@ -228,7 +230,10 @@ class TierConnector(OffloadingConnector):
             )
             of_each = dict(zip(wanted, kept, strict=True))
             return KeptAnswer(
-                [of_each[one.message.documents, one.tenant] for one in message.looked_up]
+                [
+                    of_each[order.set_of(one.message.documents), one.tenant]
+                    for one in message.looked_up
+                ]
             )
         except NoRoomToKeep as error:
             return KeptAnswer((), (error.needed_tokens, error.free_tokens))
