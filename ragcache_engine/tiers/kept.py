@@ -34,7 +34,8 @@ class KeepOrder:
 
     def set_of(self, document_ids: Sequence[str]) -> tuple[str, ...]:
         """Return the documents as the set by which they are known when they are kept."""
-        return (*document_ids, self.name) if self.name else tuple(document_ids)
+        names = tuple(document_ids)
+        return (*names, self.name) if self.name and self.name not in names else names
 
     def is_like(self, other: KeepOrder) -> bool:
         """Return whether both keep in one tier, for one owner."""

@@ -144,6 +144,41 @@ class TestWhatIsKept:
             assert [one.documents for one in synced.kept_no_longer] == [("a",)]
             assert engine.kept() == ()
 
+    def test_what_another_tenant_keeps_is_named_and_never_computed_for_it(self) -> None:
+        with engine_of(host_cache="1GiB") as engine:
+            sync(engine, reports(a="salt"), tenant="one")
+            engine.keep(["a"], template=TEMPLATE, corpus=reports(a="rain"), tenant="two")
+            synced = sync(engine, reports(a="sugar"), tenant="one")
+            assert [one.documents for one in synced.kept_no_longer] == [("a",)]
+            assert engine.kept() == ()
+            prompt = TEMPLATE.format(context=report("a", "sugar").text, question="What?")
+            answer = engine.generate(prompt, reports(a="sugar"), tenant="two")
+            assert answer.usage.cached.total == 0
+
+    def test_what_was_kept_is_kept_again_by_the_sync_after_one_that_failed(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with engine_of(host_cache="1GiB") as engine:
+            sync(engine, reports(a="salt"))
+            engine.keep(["a"], template=TEMPLATE, corpus=reports(a="salt"))
+            with monkeypatch.context() as patched:
+                patched.setattr(RAGCacheEngine, "warm", lambda *_, **__: 1 / 0)
+                with pytest.raises(ZeroDivisionError):
+                    sync(engine, reports(a="sugar"))
+            assert engine.kept() == ()
+            sync(engine, reports(a="sugar"))
+            [kept] = engine.kept()
+            assert kept.documents == ("a",)
+            assert cached(engine, report("a", "sugar"))
+
+    def test_a_set_of_which_one_vanished_is_named(self) -> None:
+        with engine_of(host_cache="1GiB") as engine:
+            both = reports(a="salt", b="rain")
+            sync(engine, both)
+            engine.keep([["a", "b"]], template=TEMPLATE, corpus=both)
+            synced = sync(engine, reports(a="salt"))
+            assert [one.documents for one in synced.kept_no_longer] == [("a", "b")]
+
     def test_one_that_vanished_is_kept_no_longer(self) -> None:
         with engine_of(host_cache="1GiB") as engine:
             sync(engine, reports(a="salt"))
@@ -179,6 +214,21 @@ class TestTheRecord:
         with pytest.raises(InvalidArgument, match="cannot be written"):
             sync(engine, reports(b="rain"), record=SyncRecord(tmp_path / "none" / "record.json"))
         assert cached(engine, report("a", "salt"))
+
+
+class TestTheEnginesOwnRecord:
+    def test_each_tenant_has_its_own(self, engine: RAGCacheEngine) -> None:
+        sync(engine, reports(a="salt"), tenant="one")
+        second = sync(engine, reports(a="salt", b="rain"), tenant="two")
+        assert (second.added, second.removed) == (("a", "b"), ())
+        assert sync(engine, reports(a="salt"), tenant="one").same == 1
+
+
+def test_one_that_is_too_long_alone_is_named_and_counts_as_seen(engine: RAGCacheEngine) -> None:
+    synced = sync(engine, [report("long", times=200)])
+    assert synced.warmed
+    assert [one.documents for one in synced.warmed.left_out] == [("long",)]
+    assert sync(engine, [report("long", times=200)]).same == 1
 
 
 class TestWhatIsRefused:
@@ -227,7 +277,9 @@ def test_whatever_failed_before_a_sync_that_ends_leaves_exactly_the_documents(
             raise EngineDied("gone")
 
     class Computing:
-        def check(self, document: Document) -> None: ...
+        tenant = None
+
+        def check(self, documents: list[Document]) -> None: ...
 
         def kept(self) -> list[Any]:
             return []
