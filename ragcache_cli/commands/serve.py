@@ -251,8 +251,13 @@ def _listening(parsed: argparse.Namespace) -> list[str]:
     return [word for name in chosen.keys() - given for word in (name, chosen[name])]
 
 
-def _read_certificate(certificate: Path | None, key: Path | None) -> tuple[str, str] | None:
-    """Return the paths of the door's certificate and key. Raises CommandError for what is no pair."""
+def _read_certificate(
+    certificate: Path | None, key: Path | None, *, is_elsewhere: bool
+) -> tuple[str, str] | None:
+    """Return the paths of the door's certificate and key. Raises CommandError for what is no pair.
+
+    is_elsewhere: whether the door is to run on another host, which has the files.
+    """
     import ssl
 
     from ragcache_cli.errors import CommandError
@@ -262,8 +267,12 @@ def _read_certificate(certificate: Path | None, key: Path | None) -> tuple[str, 
     if certificate is None or key is None:
         raise CommandError("--ssl-certfile and --ssl-keyfile belong together: give both")
     paths = str(certificate.expanduser().resolve()), str(key.expanduser().resolve())
+    if is_elsewhere:
+        return paths
     try:
-        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(*paths)
+        # A key with a passphrase is none that a server can read by itself.
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.load_cert_chain(*paths, password=lambda: "")
     except (OSError, ssl.SSLError) as error:
         raise CommandError(
             f"{certificate} and {key} are no certificate and its key: {error}"
@@ -284,7 +293,9 @@ def _run_fleet(
         parsed.gpus,
         parsed.host or "127.0.0.1",
         parsed.port or 8000,
-        _read_certificate(parsed.ssl_certfile, parsed.ssl_keyfile),
+        _read_certificate(
+            parsed.ssl_certfile, parsed.ssl_keyfile, is_elsewhere=parsed.print_config is not None
+        ),
     )
     words = [str(model)]
     for name in REPLICA_ARGUMENTS:

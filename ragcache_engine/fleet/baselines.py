@@ -13,8 +13,9 @@ LEAST_MATCH = 0.1
 """Below this share of a prompt, Ray's router takes no notice of a match."""
 
 
-SMOOTHING = 0.01
-"""How much the latest request counts in the mean of what requests compute."""
+SMOOTHING, LEAST_TAKEN = 0.01, 0.1
+"""How much the latest request counts in the mean of what requests take, and which part of its prompt one
+takes at least."""
 
 
 class RandomRouting:
@@ -54,7 +55,7 @@ class LeastTokens:
         self.holdings = Holdings()
         self._capacity = capacity
         self._replicas: tuple[str, ...] = ()
-        self._mean_tokens = 0.0  # that a request computes
+        self._mean_tokens = 0.0  # that a request takes
         self.set_replicas(replicas)
 
     def set_replicas(self, replicas: Sequence[str]) -> None:
@@ -76,7 +77,9 @@ class LeastTokens:
 
     def record(self, path: RoutingPath, replica: str) -> None:
         computed = path.size - self.holdings.held_sizes(path).get(replica, 0)
-        self._mean_tokens += (computed - self._mean_tokens) * SMOOTHING
+        # An answer takes a replica something, too, however much of its prompt is there.
+        taken = max(computed, LEAST_TAKEN * path.size)
+        self._mean_tokens += (taken - self._mean_tokens) * (SMOOTHING if self._mean_tokens else 1)
         self.holdings.add(replica, path)
 
 

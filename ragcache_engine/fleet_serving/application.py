@@ -147,7 +147,7 @@ class RayReplicas:
                     async with asyncio.timeout(SILENT_S):
                         part = await anext(answer)
                 except TimeoutError:
-                    raise ReplicaLost(_describe_silent(number)) from None
+                    raise ReplicaAway(_describe_silent(number)) from None
                 WATCH.hear(number)
                 yield part
         except StopAsyncIteration:
@@ -162,9 +162,9 @@ class RayReplicas:
         except RayActorError as error:
             raise ReplicaLost(str(error)) from error
         finally:
-            WATCH.end(number)
             if not is_whole:
                 answer.cancel()
+            WATCH.end(number)
 
     async def _first_part(self, answer: Any, number: int) -> AnswerHead | bytes:
         """Wait for what a replica says first; as long as it takes until one has room for the request."""
@@ -197,7 +197,7 @@ class RayReplicas:
                     partial(answers.results, timeout_s=TOLD_S, return_exceptions=True)
                 )
             except TimeoutError:
-                raise ReplicaLost(f"not all replicas answered within {TOLD_S:.0f} s") from None
+                raise ReplicaLost(f"some replicas did not answer within {TOLD_S:.0f} s") from None
             except DeploymentUnavailableError:
                 continue
             whole = [one for one in told if not isinstance(one, BaseException)]
@@ -226,9 +226,12 @@ class RayReplicas:
 
 
 def _describe_silent(number: int) -> str:
-    """Note that the replica that has a request is silent, and say so."""
+    """Note that the replica that has a request is silent, and say so.
+
+    The request is no reason for that: the replica's server may take as long as it likes.
+    """
     name = WATCH.note_silent(number)
-    return f"the replica {name} has shown no sign of life for {SILENT_S:.0f} s"
+    return f"the replica {name or 'that had the request'} has shown no sign of life for {SILENT_S:.0f} s"
 
 
 def _is_dead(error: Exception) -> bool:

@@ -17,7 +17,8 @@ def serve_config(
     certificate: as in `http_options`.
     """
     return {
-        "proxy_location": "EveryNode",
+        # With a certificate on the head alone: no other host needs its key.
+        "proxy_location": "HeadOnly" if certificate else "EveryNode",
         "http_options": http_options(host, port, certificate),
         "applications": [
             {

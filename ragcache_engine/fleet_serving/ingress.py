@@ -149,7 +149,7 @@ class FleetDoors(Doors):
             busy = ServerBusy(f"all replicas have as many requests as they take: {error}")
             await refusal(busy)(scope, _never, send)
         except ReplicaLost as error:
-            lost = GenerationFailed(f"no replica could be told: {error}; ask again")
+            lost = GenerationFailed(f"not every replica was told: {error}; ask again")
             await refusal(lost)(scope, _never, send)
         return None
 

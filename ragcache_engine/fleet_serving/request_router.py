@@ -106,6 +106,7 @@ class FleetRouter(RequestRouter):
 
     def _set_names(self, names: list[str]) -> None:
         self._names = tuple(names)
+        silence.WATCH.keep_only(self._names)
         for gone in set(self._in_flight) - set(names):
             del self._in_flight[gone]
         for gone in set(self._heard) - set(names):

@@ -8,9 +8,11 @@ random, so many that they would keep the fleet busy for a given share of the tim
 from __future__ import annotations
 
 import heapq
-from collections import OrderedDict
+from bisect import bisect_right
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from random import Random
 
 from ragcache_engine.fleet.baselines import LeastTokens
@@ -110,6 +112,13 @@ class _Replica:
         self.requests = 0
         self.busy_s = 0.0
         self.asked: OrderedDict[Key, tuple[Segment, ...]] = OrderedDict()
+        self.answers: deque[tuple[float, float]] = deque()  # from when to when each is written
+
+    def count_answers(self, now_s: float) -> int:
+        """Count the answers that are being written, and not those that wait for their prefill."""
+        while self.answers and self.answers[0][1] <= now_s:
+            self.answers.popleft()
+        return bisect_right(self.answers, now_s, key=itemgetter(0))
 
     def report(self) -> tuple[set[Key], set[Key]]:
         """Return the keys of the latest prompts, and those of them that are held to their last block."""
@@ -174,10 +183,11 @@ class _Fleet:
         if self._store is not None:
             prefill_s = min(prefill_s, self._fetch(self._store, match, prefill_s))
         replica.cache.admit(replica.cache.use(match, prefill_s))
-        answers = self._in_flight[name] if self._sizes.answer_s else 0
+        answers = replica.count_answers(self._now_s)
         speed = max(LEAST_SPEED, 1 - answers / ANSWERS_AT_ONCE)
         first_token_s = max(self._now_s, replica.free_at_s) + prefill_s / speed
         replica.free_at_s = first_token_s
+        replica.answers.append((first_token_s, first_token_s + self._sizes.answer_s))
         replica.busy_s += prefill_s + self._sizes.answer_s / ANSWERS_AT_ONCE
         replica.requests += 1
         self._in_flight[name] += 1

@@ -115,6 +115,15 @@ def test_least_tokens_goes_where_the_prompt_is_until_the_queue_there_is_longer()
     assert routing.choose(path, {home: 9}) != home
 
 
+def test_least_tokens_spreads_what_everybody_asks_for():
+    routing, in_flight = LeastTokens(replicas(4)), dict.fromkeys(replicas(4), 0)
+    for _ in range(100):
+        chosen = routing.choose(prompt("hot"), in_flight)
+        routing.record(prompt("hot"), chosen)
+        in_flight[chosen] += 1
+    assert min(in_flight.values()) > 0
+
+
 @settings(max_examples=examples(40))
 @given(requests, st.integers(2, 8), st.data())
 def test_no_replica_gets_more_than_a_quarter_above_the_mean_for_the_sake_of_a_hit(
