@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +17,7 @@ from ragcache_engine import (
     KeptDocuments,
     RAGCacheEngine,
     SamplingOptions,
+    cache_point,
 )
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
@@ -65,6 +67,24 @@ def fill(engine: RAGCacheEngine, count: int = 8) -> None:
             ask(engine, report(f"report {number}"))
 
 
+def chat(engine: RAGCacheEngine, question: str) -> int:
+    """Return how many tokens of a chat about the handbook came from any tier."""
+    messages = [{"role": "user", "content": f"{HANDBOOK.text}{question}"}]
+    prompt = engine.chat.prompt(messages)
+    answer = engine.generate(prompt, [HANDBOOK], SamplingOptions(max_tokens=4))
+    return answer.usage.cached.total
+
+
+def chat_with_cache_point(engine: RAGCacheEngine) -> tuple[KeptDocuments, ...]:
+    """Let a chat be kept up to a point behind the handbook; return what is kept then."""
+    chat(engine, f"{cache_point(3600)}Which weighs most?")
+    deadline = time.monotonic() + 60
+    while not (kept := engine.kept()) or not all(map(is_whole, kept)):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    return kept
+
+
 def kill_model() -> None:
     for process in psutil.Process().children(recursive=True):
         if "EngineCore" in " ".join([process.name(), *process.cmdline()]):
@@ -93,7 +113,8 @@ def test_what_is_kept_on_disk_outlives_traffic_a_killed_model_and_the_process(
         fill(engine, 2)
         assert engine.stats().restarts == 1
         assert ask(engine, HANDBOOK)[2] >= kept.tokens
-    with engine_with(demo_model, tmp_path) as engine:  # nobody asks to keep it this time
+    # Nobody asks to keep it this time. Cache points have half of what may be kept.
+    with engine_with(demo_model, tmp_path, kept_share=1.0) as engine:
         fill(engine)
         text, _, cached = ask(engine, HANDBOOK)
         assert text == exact
@@ -101,3 +122,7 @@ def test_what_is_kept_on_disk_outlives_traffic_a_killed_model_and_the_process(
         engine.release(["handbook"])
         fill(engine)
         assert ask(engine, HANDBOOK)[2] < kept.tokens
+        (point,) = chat_with_cache_point(engine)
+        assert (point.documents[0], point.tier) == ("handbook", "host")
+        fill(engine)
+        assert chat(engine, "Which is the lightest?") >= point.tokens
