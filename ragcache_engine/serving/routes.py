@@ -450,9 +450,13 @@ async def _write_events(
 
 
 async def with_signs_of_life(
-    generated: AsyncGenerator[T, None], every_s: float = ALIVE_S
+    generated: AsyncGenerator[T, None], every_s: float | None = None
 ) -> AsyncGenerator[T | None, None]:
-    """Yield what is generated, and None wherever nothing has come for so many seconds."""
+    """Yield what is generated, and None wherever nothing has come for so many seconds.
+
+    every_s: None: ALIVE_S.
+    """
+    every_s = ALIVE_S if every_s is None else every_s
     async with aclosing(generated) as items:
         coming: asyncio.Future[T] | None = None
         try:
