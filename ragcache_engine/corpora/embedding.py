@@ -43,8 +43,8 @@ class Embedding:
         self._sleep = time.sleep
         self._has_failed = False
         self._embedded = 0
-        # By document: how often it failed alone, and how many others were embedded before.
-        self._failures: dict[ToEmbed, tuple[int, int]] = {}
+        # By owner, corpus and id: how often it failed alone, and how many others were embedded before.
+        self._failures: dict[tuple[str | None, str, str], tuple[int, int]] = {}
 
     def start(self) -> None:
         """Begin. The thread ends with the process."""
@@ -97,11 +97,12 @@ class Embedding:
         """Return these documents, but for one that fails again and again while others do not."""
         if len(some) > 1:
             return some
-        count, embedded = self._failures.pop(some[0], (0, self._embedded))
+        name = some[0].owner, some[0].corpus, some[0].id
+        count, embedded = self._failures.pop(name, (0, self._embedded))
         if count + 1 >= MOST_FAILURES and self._embedded > embedded:
             logger.warning("a document of %s cannot be embedded, and has no vector", some[0].corpus)
             return ()
-        self._failures[some[0]] = count + 1, embedded
+        self._failures[name] = count + 1, embedded
         while len(self._failures) > MOST_REMEMBERED:
             del self._failures[next(iter(self._failures))]
         return some

@@ -22,8 +22,10 @@ from ragcache_engine import (
     Synced,
     SyncRecord,
     UnknownTemplate,
+    Warmed,
 )
-from ragcache_engine.warming.sync import sync_documents
+from ragcache_engine.prompt import as_render
+from ragcache_engine.warming.sync import Preparing, sync_documents
 
 TEMPLATE = "Use the reports.\n\n{context}\n\nQuestion: {question}"
 
@@ -276,24 +278,26 @@ def test_whatever_failed_before_a_sync_that_ends_leaves_exactly_the_documents(
         if fails[0] == "forget":
             raise EngineDied("gone")
 
-    class Computing:
-        tenant = None
+    def warm(sets: Any, **_: Any) -> Warmed:
+        for (one,) in sets:
+            held.add((one.id, one.text))
+            if fails[0] == "warm":
+                raise EngineDied("gone")
+        return Warmed()
 
-        def check(self, documents: list[Document]) -> None: ...
-
-        def kept(self) -> list[Any]:
-            return []
-
-        def compute(self, documents: list[Document]) -> None:
-            for one in documents:
-                held.add((one.id, one.text))
-                if fails[0] == "warm":
-                    raise EngineDied("gone")
-
+    preparing = Preparing(
+        warm=warm,
+        keep=lambda *_, **__: None,
+        kept=tuple,
+        arguments={},
+        render=as_render(TEMPLATE),
+        tenant=None,
+        borrows=False,
+    )
     for about, fails[0] in [*steps, ({"a": "salt"}, None)]:
         documents = reports(**about)
         try:
-            sync_documents(documents, record, forget, Computing())  # type: ignore[arg-type]
+            sync_documents(documents, record, forget, preparing)
         except EngineDied:
             continue
         assert held == {(one.id, one.text) for one in documents}
