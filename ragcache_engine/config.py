@@ -75,6 +75,10 @@ class EngineConfig(BaseModel):
       "redis://host:6379" (rediss:// with TLS) or "s3://bucket/prefix" (gs://, az://, file://), with
       options behind "?"; see docs/guides/hosts.md. None: there is none. Passwords come from the
       environment.
+    host_cache_per_tenant, disk_cache_per_tenant: how much of these caches the documents of one tenant may
+      take, those of its users among them ("shop/anna" is a user of "shop"). One that needs more evicts
+      its own. Each engine counts what itself has. None: as much as fits. For the shared cache it is an
+      option of its URL.
     policy: which documents a full tier evicts first; a name of knowledge.POLICIES.
     reorder_window: the waiting request with the most cached and the least to compute goes first. Each may
       be overtaken by at most this many others, or by three quarters of those that waited when it came if
@@ -150,6 +154,8 @@ class EngineConfig(BaseModel):
     disk_cache_dir: Path | None = None
     disk_cache_key: str | None = None
     shared_cache: str | None = None
+    host_cache_per_tenant: ByteSize | None = Field(default=None, gt=0)
+    disk_cache_per_tenant: ByteSize | None = Field(default=None, gt=0)
     policy: str = DEFAULT_POLICY
     reorder_window: int = Field(default=32, ge=1)
     document_order: Literal["retrieved", "canonical", "cached"] = "retrieved"
@@ -311,5 +317,13 @@ class EngineConfig(BaseModel):
             raise ValueError(
                 "shared_cache stands below a disk cache, which remembers what was forgotten: give "
                 "disk_cache a size, such as 4GiB"
+            )
+        if self.disk_cache_per_tenant is not None and not self.disk_cache:
+            raise ValueError(
+                "disk_cache_per_tenant is given and disk_cache is 0: give it a size as well"
+            )
+        if self.host_cache_per_tenant is not None and self.host_cache == 0:
+            raise ValueError(
+                "host_cache_per_tenant is given and host_cache is 0: give it a size as well"
             )
         return self

@@ -59,6 +59,7 @@ from ragcache_engine.requests.runtime import Runtime
 from ragcache_engine.requests.streams import AnswerStream, join_pieces, read_async
 from ragcache_engine.retrievals.document_order import DocumentOrdering
 from ragcache_engine.retrievals.tracker import RetrievalInProgress, RetrievalTracker
+from ragcache_engine.tenants import forget_id
 from ragcache_engine.tiers.kept import KeepOrder
 from ragcache_engine.tiers.tree_snapshot import MOST_DOCUMENTS, TreeSnapshot
 from ragcache_engine.values import (
@@ -816,6 +817,38 @@ class RAGCacheEngine:
         self._cache_points.clear()
         self._retrievals.forget(ids)
         return self._runtime.forget(ids)
+
+    def forget_tenant(self, tenant: str) -> None:
+        """Forget a tenant: everything that was computed for its requests, in every tier.
+
+        tenant: as in `generate`; with "shop" its users go as well, such as "shop/anna". What is kept of
+          it is kept no longer, and what the engine remembers of its retrievals and prompts goes too. If
+          the disk cache is encrypted, the key of "shop" is thrown away, so that copies of its files
+          elsewhere, as in a backup, cannot be read again; "shop/anna" has the key of "shop".
+
+        Its later requests are answered, and cached anew. Raises InvalidArgument and what `forget` raises.
+
+            >>> tides = Document("tides", "The moon pulls the oceans, and the tides follow it. " * 9)
+            >>> with RAGCacheEngine(EngineConfig(backend="memory")) as engine:
+            ...     _ = engine.generate(tides.text, [tides], tenant="shop/anna")
+            ...     engine.forget_tenant("shop")
+            ...     engine.generate(tides.text, [tides], tenant="shop/anna").usage.cached.total
+            0
+        """
+        self._begin_forgetting_tenant(tenant).result()
+
+    async def aforget_tenant(self, tenant: str) -> None:
+        """Forget a tenant: `forget_tenant` for coroutines. Cancelling the task does not stop it."""
+        await finish_even_if_cancelled(self._begin_forgetting_tenant(tenant))
+
+    def _begin_forgetting_tenant(self, tenant: str) -> Future[None]:
+        named = require_tenant(tenant)
+        if named is None:
+            raise InvalidArgument(
+                "forget_tenant takes a tenant's name; documents of requests without a tenant are "
+                "forgotten by id"
+            )
+        return self._begin_forgetting([forget_id(named)])
 
     def clear_cache(self) -> None:
         """Drop all cached key-value tensors from device and host, as before a cold measurement.

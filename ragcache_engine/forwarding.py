@@ -117,4 +117,4 @@ class WithdrawingBackend(ForwardingBackend):
     def _withdrawn(self, request: BackendRequest) -> Sequence[str]:
         if request.planned is None:
             return request.withdrawn
-        return self._forgotten.since(request.planned, request.named_documents)
+        return self._forgotten.since(request.planned, request.forget_ids)

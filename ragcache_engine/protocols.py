@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from ragcache_engine.chat import ToolReader
 from ragcache_engine.prompt.segments import Span
+from ragcache_engine.tenants import forget_ids_of
 from ragcache_engine.tiers.borrowing.context import Context
 from ragcache_engine.tiers.counters import Counters
 from ragcache_engine.tiers.kept import KeepOrder, Kept
@@ -89,6 +90,11 @@ class BackendRequest:
     def named_documents(self) -> list[str]:
         """The documents in the prompt, and those behind which they are stored."""
         return [*self.document_ids, *(one.document for one in self.contexts.values())]
+
+    @property
+    def forget_ids(self) -> list[str]:
+        """The ids with which the prompt is forgotten: its documents', and its tenant's."""
+        return [*self.named_documents, *forget_ids_of(self.tenant)]
 
     @property
     def size_bytes(self) -> int:

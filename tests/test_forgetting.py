@@ -8,7 +8,13 @@ import pytest
 
 from ragcache_engine import Corpus, Document, EngineConfig, RAGCacheEngine, SamplingOptions
 from ragcache_engine.backends.memory.backend import MemoryBackend
-from ragcache_engine.errors import EngineDied, EngineError, GenerationFailed
+from ragcache_engine.errors import (
+    EngineDied,
+    EngineError,
+    GenerationFailed,
+    InvalidArgument,
+    UnknownDocument,
+)
 
 DOCUMENTS = [
     Document(f"d{number}", " ".join(f"w{number}x{at}" for at in range(60))) for number in range(12)
@@ -21,6 +27,13 @@ def long_answer(prompt: str) -> str:
 
 def prompt_of(documents: Sequence[Document]) -> str:
     return "\n\n".join(["System here.", *(one.text for one in documents), "Why is it?"])
+
+
+SHORT = SamplingOptions(max_tokens=2)
+
+
+def template(question: str, documents: Sequence[Document]) -> str:
+    return "\n\n".join(["System here.", *(one.text for one in documents), question])
 
 
 def held(engine: RAGCacheEngine) -> set[str]:
@@ -134,3 +147,85 @@ def test_a_neighbour_that_is_forgotten_before_the_prompt_comes_stores_nothing(
     engine.forget(["d5"])
     engine.generate(prompt_of(documents))
     assert "d5" not in held(engine)
+
+
+# -- a tenant --------------------------------------------------------------------------------------
+
+
+def found(engine: RAGCacheEngine, tenant: str | None) -> int:
+    """How many tokens of a prompt of this tenant's are cached; asking caches it."""
+    return engine.generate(
+        prompt_of(DOCUMENTS[:3]), DOCUMENTS[:3], SHORT, tenant=tenant
+    ).usage.cached.total
+
+
+@pytest.mark.parametrize(
+    ("forgotten", "gone"),
+    [
+        ("shop", {"shop", "shop/anna", "shop/ben"}),
+        ("shop/anna", {"shop/anna"}),
+        ("sho", set()),
+        ("press", {"press"}),
+    ],
+)
+def test_a_tenant_is_forgotten_with_its_users_and_no_other_one(
+    engine: RAGCacheEngine, forgotten: str, gone: set[str]
+):
+    tenants = ["shop", "shop/anna", "shop/ben", "shopping", "press", None]
+    for tenant in tenants:
+        found(engine, tenant)
+    engine.forget_tenant(forgotten)
+    assert {tenant for tenant in tenants if not found(engine, tenant)} == gone
+    assert all(found(engine, tenant) for tenant in tenants), "what comes later is kept"
+
+
+@pytest.mark.parametrize("failure", [None, GenerationFailed, EngineDied])
+def test_an_answer_that_runs_leaves_nothing_of_a_tenant_forgotten_meanwhile(
+    engine: RAGCacheEngine, fault: Fault, failure: type[EngineError] | None
+):
+    stream = engine.stream(
+        prompt_of(DOCUMENTS[:3]),
+        DOCUMENTS[:3],
+        SamplingOptions(max_tokens=5_000),
+        tenant="shop/anna",
+    )
+    next(stream)
+    engine.forget_tenant("shop")
+    fault.failure = failure
+    list(stream)
+    assert held(engine) == set()
+
+
+def test_what_is_kept_of_a_forgotten_tenant_is_kept_no_longer(engine: RAGCacheEngine):
+    for tenant in ("shop", "press"):
+        engine.keep(["d1"], template=template, corpus=DOCUMENTS, tenant=tenant)
+    engine.forget_tenant("shop")
+    assert [one.tenant for one in engine.kept()] == ["press"]
+    assert not found(engine, "shop")
+
+
+def test_retrievals_and_donors_of_a_forgotten_tenant_are_remembered_no_more(
+    borrowing_engine: RAGCacheEngine,
+):
+    engine, documents = borrowing_engine, DOCUMENTS[:3]
+    for tenant in ("shop", "press"):
+        with engine.retrieval("Why is it?", tenant=tenant) as search:
+            search.look_up_neighbours(
+                documents, Corpus(1, lambda asked: [DOCUMENTS[5]] * len(asked))
+            )
+            search.found(documents)
+        engine.generate(prompt_of(documents), options=SHORT, tenant=tenant)
+    engine.forget_tenant("shop")
+    with pytest.raises(UnknownDocument):
+        engine.warm([["d0"]], template=template, tenant="shop")
+    engine.warm([["d0"]], template=template, tenant="press")
+    tree = engine.snapshot(500)
+    assert tree is not None
+    again = engine.generate(prompt_of(documents), documents, SHORT, tenant="press").usage
+    assert again.cached.total + again.borrowed.total > 0.5 * again.prompt_tokens
+
+
+@pytest.mark.parametrize("tenant", ["", None, 7])
+def test_what_is_no_tenants_name_is_refused(engine: RAGCacheEngine, tenant: object):
+    with pytest.raises(InvalidArgument, match="tenant"):
+        engine.forget_tenant(tenant)  # type: ignore[arg-type]

@@ -38,6 +38,8 @@ ENGINE_SETTINGS = (
     "disk_cache_dir",
     "disk_cache_key",
     "shared_cache",
+    "host_cache_per_tenant",
+    "disk_cache_per_tenant",
     "policy",
     "reorder_window",
     "cache_depth",
@@ -64,6 +66,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="disk for copies of what host memory holds, such as 50GiB (default: none)",
     )
     add_disk_cache_place(parser)
+    for tier in ("host", "disk"):
+        parser.add_argument(
+            f"--{tier}-cache-per-tenant",
+            metavar="SIZE",
+            help=f"how much of the {tier} cache one tenant may take, such as 2GiB (default: as "
+            "much as fits)",
+        )
     parser.add_argument(
         "--policy",
         choices=sorted(POLICIES),

@@ -10,6 +10,7 @@ from typing import NamedTuple, Self, TypeVar
 from ragcache_engine.latest_items import LatestItems
 from ragcache_engine.prompt import Span, token_segments
 from ragcache_engine.protocols import Backend, BackendRequest
+from ragcache_engine.tenants import forget_ids_of
 from ragcache_engine.values import ONE_TOKEN, Document, TokenizedPrompt
 
 MOST_BEGINNINGS, MOST_BYTES = 64, 32 << 20
@@ -116,9 +117,10 @@ class Beginnings:
         return [*reversed([*self._latest])]
 
     def forget(self, document_ids: Iterable[str]) -> None:
-        """Remember no prompt that begins with one of these documents."""
+        """Remember no prompt that begins with one of these documents, nor a tenant's."""
         self.forgets += 1
         doomed = set(document_ids)
         for tenant, beginning in list(self._latest.items()):
-            if beginning.span.document_id in doomed:
+            ids = beginning.span.document_id, *forget_ids_of(tenant)
+            if not doomed.isdisjoint(ids):
                 del self._latest[tenant]

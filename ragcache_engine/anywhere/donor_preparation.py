@@ -28,6 +28,7 @@ from ragcache_engine.daemon_threads import DaemonThreads
 from ragcache_engine.forwarding import ForwardingBackend
 from ragcache_engine.latest_items import LatestItems
 from ragcache_engine.protocols import Backend, BackendRequest, Delta
+from ragcache_engine.tenants import forget_ids_of
 from ragcache_engine.tiers.borrowing.context import Context
 from ragcache_engine.tiers.borrowing.plan import WhyExact
 from ragcache_engine.values import ModelLimits
@@ -225,9 +226,14 @@ class PreparingBackend(ForwardingBackend):
         async with self.idle.paused():
             doomed = set(document_ids)
             for name, request in list(self._waiting.items()):
-                if not doomed.isdisjoint(request.named_documents):
+                if not doomed.isdisjoint(request.forget_ids):
                     del self._waiting[name]
-            for key in [key for key in self._noted if key[2] in doomed]:
+            noted = [
+                key
+                for key in self._noted
+                if not doomed.isdisjoint((key[2], *forget_ids_of(key[0])))
+            ]
+            for key in noted:
                 del self._noted[key]
             self.beginnings.forget(doomed)
             if self._found is not None:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from ragcache_engine.anywhere.corpus import Corpus
 from ragcache_engine.latest_items import LatestItems
+from ragcache_engine.tenants import forget_ids_of
 from ragcache_engine.values import Document
 
 MOST_WAITING, MOST_WAITING_BYTES = 256, 8 << 20
@@ -103,11 +104,16 @@ class FoundDocuments:
             return any(key[0] in (tenant, None) for key in self._waiting)
 
     def forget(self, document_ids: Iterable[str]) -> None:
-        """Remember these documents no longer."""
+        """Remember these documents no longer, nor a tenant's."""
         doomed = set(document_ids)
         with self._lock:
             for items in (self._waiting, self._known):
-                for key in [key for key in items if key[1] in doomed]:
+                gone = [
+                    (tenant, document)
+                    for tenant, document in items
+                    if not doomed.isdisjoint((document, *forget_ids_of(tenant)))
+                ]
+                for key in gone:
                     del items[key]
 
     def clear(self) -> None:

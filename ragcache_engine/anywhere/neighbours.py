@@ -22,6 +22,7 @@ from ragcache_engine.anywhere.corpus import Corpus
 from ragcache_engine.anywhere.found_documents import Found, FoundDocuments
 from ragcache_engine.latest_items import LatestItems
 from ragcache_engine.prompt import ForgetLog
+from ragcache_engine.tenants import forget_ids_of
 from ragcache_engine.tiers.borrowing.context import Context
 from ragcache_engine.values import Document, TokenizedPrompt
 
@@ -140,12 +141,16 @@ class NeighbourBook:
         with self._lock:
             for name, context in entries.items():
                 behind = [context.document] if context else []
-                if self._forgotten.since(began, [name, *behind]):
+                if self._forgotten.since(began, [name, *behind, *forget_ids_of(tenant)]):
                     continue  # the look-up saw what was there before
                 self._entries[tenant, corpus.name, name] = _Entry(corpus.version, context)
         if self.found is not None and planned is not None:
             kept = [one for found in near for one in found]
-            kept = [one for one in kept if not self._forgotten.since(began, [one.id])]
+            kept = [
+                one
+                for one in kept
+                if not self._forgotten.since(began, [one.id, *forget_ids_of(tenant)])
+            ]
             self.found.note(kept, corpus, tenant, planned)
 
     def contexts(
@@ -191,17 +196,21 @@ class NeighbourBook:
         return None
 
     def forget(self, document_ids: Iterable[str]) -> None:
-        """Remember neither these documents nor that they are others' neighbours."""
+        """Remember neither these documents nor that they are others' neighbours; nor a tenant's."""
         names = set(document_ids)
         with self._lock:
             doomed = [
                 key
                 for key, entry in self._entries.items()
-                if key[2] in names or (entry.context and entry.context[0] in names)
+                if not names.isdisjoint((key[2], *forget_ids_of(key[0])))
+                or (entry.context and entry.context[0] in names)
             ]
             for key in doomed:
                 del self._entries[key]
-            for usual in [one for one in self._usual if one[1] in names]:
+            usuals = [
+                one for one in self._usual if not names.isdisjoint((one[1], *forget_ids_of(one[0])))
+            ]
+            for usual in usuals:
                 del self._usual[usual]
 
     def _as_context(self, document: Document, neighbour: Document | None) -> Context | None:

@@ -188,7 +188,7 @@ class RecheckingBackend(ForwardingBackend):
         async with self.idle.paused():
             doomed = set(document_ids)
             for name, served in list(self._waiting.items()):
-                if not doomed.isdisjoint(served.request.document_ids):
+                if not doomed.isdisjoint(served.request.forget_ids):
                     del self._waiting[name]
             self._guesses.clear()
             await super().forget(document_ids)

@@ -117,6 +117,8 @@ def budget_of(config: EngineConfig) -> TierBudget:
         disk_folder=config.disk_cache_dir,
         disk_key=config.disk_cache_key,
         shared=config.shared_cache,
+        host_quota_bytes=config.host_cache_per_tenant,
+        disk_quota_bytes=config.disk_cache_per_tenant,
         reorder_window=config.reorder_window,
         cache_depth=config.cache_depth,
         cost_profile=config.cost_profile,

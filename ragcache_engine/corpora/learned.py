@@ -11,6 +11,7 @@ from ragcache_engine.corpora.registered import DOCUMENT_BYTES, Corpora, Owner, s
 from ragcache_engine.errors import CorpusTooLarge
 from ragcache_engine.latest_items import LatestItems
 from ragcache_engine.prompt import Span
+from ragcache_engine.tenants import owner_of
 
 CORPUS = "learned"
 """The corpus that a tenant's recurring texts stand in, where it can look at them and remove them."""
@@ -57,6 +58,16 @@ class LearnedDocuments:
         """
         with self._lock:
             self._recurring.forget(lambda key: key[0] == owner)
+
+    def forget_tenant(self, tenant: str) -> None:
+        """Remember no prompt of a tenant and its users.
+
+        What was learned from prompts of callers whose keys stand for no tenants is removed, as nobody
+        knows from whose.
+        """
+        with self._lock:
+            self._recurring.forget(lambda key: tenant in (key[0], key[1], owner_of(key[1] or "")))
+            self._corpora.drop(None, CORPUS)
 
     def _touch(self, owner: Owner, spans: Iterable[Span]) -> None:
         for span in spans:

@@ -45,6 +45,7 @@ class Node:
       none, further down.
     pins: running requests that need the node.
     kept: for each tier, by how many orders the node is kept from eviction there.
+    owner: whose quota its blocks count towards; None: nobody's.
     """
 
     __slots__ = (
@@ -56,6 +57,7 @@ class Node:
         "end",
         "kept",
         "last_use",
+        "owner",
         "parent",
         "pins",
         "prefills",
@@ -64,10 +66,17 @@ class Node:
         "uses",
     )
 
-    def __init__(self, segment: Segment, parent: Node | None, block_tokens: int) -> None:
+    def __init__(
+        self,
+        segment: Segment,
+        parent: Node | None,
+        block_tokens: int,
+        owner: str | None = None,
+    ) -> None:
         above: int = parent.end if parent else 0
         self.segment = segment
         self.parent: Node | None = parent
+        self.owner = owner
         self.end: int = above + segment.tokens
         self.blocks = self.end // block_tokens - above // block_tokens
         self.documents: tuple[str, ...] = (segment.name,) if segment.name else ()

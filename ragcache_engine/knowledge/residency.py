@@ -8,8 +8,10 @@ Source: RAGCache, §5.1 and Algorithm 1.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 
+from ragcache_engine.knowledge.eviction.by_owner import ByOwner
 from ragcache_engine.knowledge.eviction.policy import EvictionPolicy
 from ragcache_engine.knowledge.freed import FreedBlocks
 from ragcache_engine.knowledge.node import Node
@@ -21,14 +23,23 @@ class Residency:
 
     capacity_blocks: blocks each tier may hold; a tier left out holds none.
     policy: makes the eviction policy of one tier.
+    quotas: blocks that the nodes of one owner may have in a tier; no limit in a tier left out.
     """
 
     def __init__(
-        self, capacity_blocks: Mapping[Tier, int], policy: Callable[[], EvictionPolicy]
+        self,
+        capacity_blocks: Mapping[Tier, int],
+        policy: Callable[[], EvictionPolicy],
+        quotas: Mapping[Tier, int],
     ) -> None:
         self.capacity = [capacity_blocks.get(tier, 0) for tier in TIERS]
         self.used = [0] * len(TIERS)
-        self.policies = [policy() for _ in TIERS]
+        self.quotas = [quotas.get(tier) for tier in TIERS]
+        self.used_by: list[Counter[str]] = [
+            Counter() for _ in TIERS
+        ]  # by owner, where there is a quota
+        self._by_owner = [None if quota is None else ByOwner(policy) for quota in self.quotas]
+        self.policies: list[EvictionPolicy] = [one or policy() for one in self._by_owner]
         self._ranks = self._ranks_in_use()
         self._is_evictable = [self._evictable_in(rank) for rank in range(len(TIERS))]
         # For each tier, nodes that came in for a use that is not completed yet.
@@ -156,10 +167,28 @@ class Residency:
             assert self.used[rank] == sum(node.resident[rank] for node in nodes)
             assert all(node.resident[rank] for node in self._awaiting_use[rank])
             assert self.used[rank] <= self.capacity[rank], f"{tier} is over its budget"
+            self._check_owners(nodes, rank)
             if any(map(self._is_evictable[rank], nodes)):
                 victim = self.policies[rank].victim(self._is_evictable[rank])
                 assert victim is not None, f"{tier} has evictable leaves its policy does not see"
                 assert self._is_evictable[rank](victim)
+
+    def _check_owners(self, nodes: list[Node], rank: int) -> None:
+        quota, by_owner = self.quotas[rank], self._by_owner[rank]
+        if quota is None or by_owner is None:
+            return
+        used: Counter[str] = Counter()
+        for node in nodes:
+            if node.owner is not None and node.resident[rank]:
+                used[node.owner] += node.resident[rank]
+        assert used == self.used_by[rank]
+        assert all(blocks <= quota for blocks in used.values()), "an owner is over its quota"
+        for owner in used:
+            own = [node for node in nodes if node.owner == owner]
+            if any(map(self._is_evictable[rank], own)):
+                victim = by_owner.victim_of(owner, self._is_evictable[rank])
+                assert victim is not None, f"{owner} has evictable leaves its policy does not see"
+                assert victim.owner == owner
 
     # -- inside ------------------------------------------------------------------------------------
 
@@ -190,10 +219,12 @@ class Residency:
     ) -> int:
         """Evict for a pinned node's first `wanted` blocks; return how many the tier may then hold.
 
-        The tier may hold fewer where the policy prefers other blocks. It may hold no more than now if
+        The tier may hold fewer where the policy prefers other blocks, or the node's owner has reached its
+        quota. It may hold no more than now if
         the parent's blocks are not there, because they never were, or because making room evicted them.
         """
         start, capacity = node.resident[rank], self.capacity[rank]
+        wanted = self._fit_into_quota(node, rank, wanted, freed, force=force, in_use=in_use)
         policy, is_evictable = self.policies[rank], self._is_evictable[rank]
         while (missing := wanted - start - (capacity - self.used[rank])) > 0:
             victim = policy.victim(is_evictable)
@@ -203,6 +234,31 @@ class Residency:
         if node.parent is None or not self.supports_child(node.parent, rank):
             return start
         return min(wanted, start + capacity - self.used[rank])
+
+    def _fit_into_quota(
+        self,
+        node: Node,
+        rank: int,
+        wanted: int,
+        freed: list[FreedBlocks],
+        *,
+        force: bool,
+        in_use: bool,
+    ) -> int:
+        """Evict what the node's owner has, as its quota wants it; return how many blocks that allows."""
+        quota, by_owner, owner = self.quotas[rank], self._by_owner[rank], node.owner
+        if quota is None or by_owner is None or owner is None:
+            return wanted
+        start, used = node.resident[rank], self.used_by[rank]
+        while (excess := used[owner] + wanted - start - quota) > 0:
+            victim = by_owner.victim_of(owner, self._is_evictable[rank])
+            if victim is None or not (force or by_owner.prefers_own(node, victim, in_use=in_use)):
+                break
+            by_owner.evicted_for_own(victim)
+            self._drop(
+                victim, rank, victim.resident[rank] - min(excess, victim.resident[rank]), freed
+            )
+        return max(start, min(wanted, start + quota - used[owner]))
 
     def _evict(self, node: Node, rank: int, blocks: int, freed: list[FreedBlocks]) -> None:
         """Take the node's last blocks from the tier, for others."""
@@ -229,6 +285,11 @@ class Residency:
         before, parent, policy = node.resident[rank], node.parent, self.policies[rank]
         node.resident[rank] = resident
         self.used[rank] += resident - before
+        if node.owner is not None and self.quotas[rank] is not None:
+            used = self.used_by[rank]
+            used[node.owner] += resident - before
+            if not used[node.owner]:
+                del used[node.owner]
         if not before:
             policy.entered(node)
             while parent is not None:

@@ -7,7 +7,7 @@ Source: RAGCache, §5.1 and Algorithm 1.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
@@ -39,6 +39,7 @@ class KnowledgeTree:
     frequency_window: how many of the latest completed uses, over all nodes, count as a node's uses. Fewer
       count if the nodes have more than REMEMBERED_PER_BLOCK blocks for each block of the tiers.
     forgotten: called with each node that the tree no longer remembers.
+    quotas: blocks that the nodes of one owner may have in a tier; no limit in a tier left out.
     Raises ValueError for sizes below what they need.
 
     A request pins its path, adds the blocks that it has computed, and completes a use. Blocks that no
@@ -65,6 +66,7 @@ class KnowledgeTree:
         block_tokens: int = 16,
         frequency_window: int = FREQUENCY_WINDOW,
         forgotten: Callable[[Node], None] | None = None,
+        quotas: Mapping[Tier, int] | None = None,
     ) -> None:
         if block_tokens < 1 or frequency_window < 1:
             raise ValueError("block_tokens and frequency_window are at least 1")
@@ -73,12 +75,13 @@ class KnowledgeTree:
         self.block_tokens = block_tokens
         self._window = frequency_window
         self._forgotten = forgotten
-        self._residency = Residency(capacity_blocks, policy)
+        self._residency = Residency(capacity_blocks, policy, quotas or {})
         self._root = Node(Segment("", 0), None, block_tokens)
         self._recent: deque[Node] = deque()
         self._nodes = 0
         self._known_blocks = 0
         self._kept_blocks = [0] * len(TIERS)
+        self._kept_of: list[Counter[str]] = [Counter() for _ in TIERS]
         self._uses = 0
 
     def __len__(self) -> int:
@@ -97,6 +100,18 @@ class KnowledgeTree:
         """Blocks of the nodes that are kept in the tier, whether they are there yet or not."""
         return self._kept_blocks[RANK[tier]]
 
+    def quota(self, tier: Tier) -> int | None:
+        """Blocks that the nodes of one owner may have in the tier; None: as many as fit."""
+        return self._residency.quotas[RANK[tier]]
+
+    def used_by(self, tier: Tier) -> Mapping[str, int]:
+        """Blocks in the tier now, by owner, where owners have a quota."""
+        return self._residency.used_by[RANK[tier]]
+
+    def kept_of(self, owner: str, tier: Tier) -> int:
+        """Blocks of the owner's nodes that are kept in the tier."""
+        return self._kept_of[RANK[tier]][owner]
+
     def policy(self, tier: Tier) -> EvictionPolicy:
         """The eviction policy of the tier."""
         return self._residency.policies[RANK[tier]]
@@ -108,9 +123,10 @@ class KnowledgeTree:
         """The node above all paths. It owns no block and stays."""
         return self._root
 
-    def child(self, parent: Node, segment: Segment) -> Node:
+    def child(self, parent: Node, segment: Segment, owner: str | None = None) -> Node:
         """Return the node of a segment below another node; make it if it is missing.
 
+        owner: whose quota a new node counts towards; the one of all nodes above it.
         Pin the new node to keep it: the tree may soon forget a node that was never used, holds no
         blocks and has no children.
         """
@@ -118,7 +134,7 @@ class KnowledgeTree:
             parent.children = {}
         child = parent.children.get(segment)
         if child is None:
-            child = parent.children[segment] = Node(segment, parent, self.block_tokens)
+            child = parent.children[segment] = Node(segment, parent, self.block_tokens, owner)
             self._nodes += 1
             self._known_blocks += child.blocks
         return child
@@ -140,7 +156,7 @@ class KnowledgeTree:
             raise ValueError(f"{node} has {node.blocks} blocks, and each half needs one of its own")
         resident, awaiting_use = self._residency.take_out(node)
         del parent.children[node.segment]
-        half = self.child(parent, upper)
+        half = self.child(parent, upper, node.owner)
         half.cost_s_per_token, half.prefills = node.cost_s_per_token, node.prefills
         half.last_use, half.documents, half.kept = node.last_use, node.documents, node.kept
         half.children = {lower: node}
@@ -229,7 +245,7 @@ class KnowledgeTree:
         rank = RANK[tier]
         for node in nodes:
             if not node.kept[rank]:
-                self._kept_blocks[rank] += node.blocks
+                self._count_kept(node, rank, node.blocks)
             node.add_kept(rank, 1)
 
     def let_go(self, nodes: Iterable[Node], tier: Tier) -> None:
@@ -240,7 +256,7 @@ class KnowledgeTree:
                 raise ValueError(f"{node} is not kept in {tier}")
             node.add_kept(rank, -1)
             if not node.kept[rank]:
-                self._kept_blocks[rank] -= node.blocks
+                self._count_kept(node, rank, -node.blocks)
                 self._residency.note_let_go(node, rank)
                 if not node.uses:
                     self.prune(node)
@@ -328,6 +344,15 @@ class KnowledgeTree:
                 self.prune(each.node)
         return freed
 
+    def _count_kept(self, node: Node, rank: int, blocks: int) -> None:
+        """Count so many more blocks (fewer, if negative) of a node as kept."""
+        self._kept_blocks[rank] += blocks
+        if node.owner is not None:
+            kept = self._kept_of[rank]
+            kept[node.owner] += blocks
+            if not kept[node.owner]:
+                del kept[node.owner]
+
     def _unlink(self, node: Node) -> None:
         parent = node.parent
         if parent is None:
@@ -340,7 +365,8 @@ class KnowledgeTree:
         self._nodes -= 1
         self._known_blocks -= node.blocks
         for rank, orders in enumerate(node.kept):
-            self._kept_blocks[rank] -= node.blocks if orders else 0
+            if orders:
+                self._count_kept(node, rank, -node.blocks)
         if self._forgotten:
             self._forgotten(node)
 
@@ -366,5 +392,10 @@ class KnowledgeTree:
             is_needed = node.uses or node.pins or any(node.kept)
             assert is_needed or node.children or any(node.resident), "not pruned"
         for rank, blocks in enumerate(self._kept_blocks):
-            assert blocks == sum(node.blocks for node in nodes if node.kept[rank])
+            kept = [node for node in nodes if node.kept[rank]]
+            assert blocks == sum(node.blocks for node in kept)
+            of_owners = Counter(node.owner for node in kept for _ in range(node.blocks))
+            assert self._kept_of[rank] == {
+                owner: blocks for owner, blocks in of_owners.items() if owner is not None
+            }
         self._residency.check(nodes)

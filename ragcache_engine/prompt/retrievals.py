@@ -16,6 +16,7 @@ from ragcache_engine.latest_items import LatestItems
 from ragcache_engine.prompt.landmarks import LandmarkIndex, Landmarks, landmarks_of, words_of
 from ragcache_engine.prompt.segments import Span, find_documents
 from ragcache_engine.prompt.template import Render
+from ragcache_engine.tenants import forget_ids_of
 from ragcache_engine.values import Document
 
 MOST_BYTES = 128 << 20
@@ -134,12 +135,15 @@ class RetrievalLog:
             ]
 
     def forget(self, document_ids: Iterable[str]) -> None:
-        """Remember these documents no longer, whoever retrieved them."""
+        """Remember these documents no longer, whoever retrieved them; nor a tenant's retrievals."""
         gone = set(document_ids)
         with self._lock:
             for number, entry in list(self._entries.items()):
                 documents = entry.retrieval.documents
-                left = [at for at, one in enumerate(documents) if one.id not in gone]
+                is_tenants = not gone.isdisjoint(forget_ids_of(entry.retrieval.tenant))
+                left = [
+                    at for at, one in enumerate(documents) if not is_tenants and one.id not in gone
+                ]
                 if len(left) < len(documents):
                     self._index.remove(number, entry.landmarks)
                     landmarks = tuple(entry.landmarks[at] for at in left)

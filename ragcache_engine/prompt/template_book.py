@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from threading import Lock
 
 from ragcache_engine.prompt.form import PromptForm, read_forms
 from ragcache_engine.prompt.template import Render
+from ragcache_engine.tenants import forget_ids_of
 from ragcache_engine.values import Document, SamplingOptions
 
 logger = logging.getLogger(__name__)
@@ -168,6 +169,15 @@ class TemplateBook:
             self._options = options
             if len(self._chains) > MOST_CHAINS:
                 self._chains.popitem(last=False)
+
+    def forget(self, ids: Iterable[str]) -> None:
+        """Remember nothing of tenants. ids: with which they are forgotten; others change nothing."""
+        doomed = set(ids)
+        with self._lock:
+            for key in [
+                key for key in self._chains if not doomed.isdisjoint(forget_ids_of(key[0]))
+            ]:
+                del self._chains[key]
 
 
 def _render(render: Render, question: str, documents: Sequence[Document]) -> str | None:

@@ -283,6 +283,7 @@ class RetrievalTracker:
     def forget(self, document_ids: Sequence[str]) -> None:
         """Remember these documents no longer: warming by id must not bring them back."""
         self._log.forget(document_ids)
+        self._templates.forget(document_ids)
         self.hit_rates.forget(document_ids)
         if self._neighbours:
             self._neighbours.forget(document_ids)

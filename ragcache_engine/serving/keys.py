@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 
 from ragcache_engine.errors import ConfigError, KeyRefused, OperatorsOnly
 from ragcache_engine.serving.settings import OPERATOR_KEY
+from ragcache_engine.tenants import BELOW
 
 logger = logging.getLogger(__name__)
 
@@ -53,11 +54,11 @@ class Caller:
         """Return the tenant of a request in which the caller has named one.
 
         A caller with a tenant stays inside it. A name that it gives separates its own users from each
-        other: no other key reaches "shop:anna".
+        other: no other key reaches "shop/anna".
         """
         if self.tenant is None:
             return named
-        return self.tenant if named is None else f"{self.tenant}:{named}"
+        return self.tenant if named is None else f"{self.tenant}{BELOW}{named}"
 
     def require_operator(self, what: str) -> None:
         """Raise OperatorsOnly unless the caller is an operator. what: what it wants to do."""

@@ -213,9 +213,10 @@ class WarmBody(_Body):
 
 
 class ForgetBody(_Body):
-    """Documents to forget."""
+    """Documents to forget, by id, and tenants to forget whole, with their users."""
 
-    document_ids: list[str]
+    document_ids: list[str] = Field(default_factory=list)
+    tenants: list[str] = Field(default_factory=list)
 
 
 class TreeBody(_Body):

@@ -64,6 +64,7 @@ from ragcache_engine.serving.messages import (
     error_to_json,
     options_from_json,
 )
+from ragcache_engine.tenants import forget_id
 from ragcache_engine.tiers.borrowing.context import Context
 from ragcache_engine.values import Document, ModelLimits, SamplingOptions
 from ragcache_engine.visible import LONGEST_SHOWN, describe_failure, visible
@@ -187,6 +188,21 @@ class Served:
         self.beginnings.forget(document_ids)
         forgetting = self.backend.forget(document_ids)
         await _end_in_time(forgetting, UPKEEP_S, _too_late("forget these documents"))
+
+    async def forget_all(self, document_ids: Sequence[str], tenants: Sequence[str]) -> None:
+        """Forget documents, and tenants with all that they registered. Raises RequestTimedOut."""
+        if tenants:
+            await self.tokenizers.run(partial(self._drop_corpora, tenants))
+        await self.forget([*document_ids, *map(forget_id, tenants)])
+        if tenants:
+            await self.forget_owed()
+
+    def _drop_corpora(self, tenants: Sequence[str]) -> None:
+        for tenant in tenants:
+            for name in self.corpora.summaries(tenant):
+                self.corpora.drop(tenant, name)
+            if self.learned is not None:
+                self.learned.forget_tenant(tenant)
 
     async def forget_owed(self) -> None:
         """Forget the registered documents that were removed or changed, all at once.
@@ -535,7 +551,9 @@ def _read_conversation(said: RenderBody, caller: Caller, served: Served) -> Conv
 async def _forget(body: bytes, caller: Caller, served: Served) -> Response:
     caller.require_operator("make the server forget documents")
     said = parse_body(ForgetBody, body)
-    await served.forget(_require_texts(said.document_ids))
+    tenants = [require_tenant(require_short_text(one, "tenant")) for one in said.tenants]
+    ids = _require_texts(said.document_ids)
+    await served.forget_all(ids, [one for one in tenants if one is not None])
     return JSONResponse({})
 
 

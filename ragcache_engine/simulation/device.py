@@ -85,6 +85,7 @@ class SimulatedDevice:
             disk_blocks=sizes.disk_blocks,
             profile=profile,
             protect=protect,
+            quotas=sizes.quotas,
         )
         self.pool = BlockPool(sizes.device_blocks, self.manager.device)
         self.manager.attach_device(

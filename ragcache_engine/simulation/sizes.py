@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ragcache_engine.knowledge import Tier
+
 NOMINAL_TOKEN_BYTES = 23_040
 """Bytes of one token's key-value tensors if no model sets them. As for SmolLM2-135M in bfloat16: 30
 layers x 2 (keys, values) x 3 heads x 64 numbers x 2 bytes.
@@ -15,6 +17,7 @@ class TierSizes:
     """How many blocks each tier holds. host_blocks, disk_blocks: 0 for no such tier.
 
     token_bytes: the bytes of one token's tensors; they decide how long copies take.
+    host_quota_blocks, disk_quota_blocks: how many of them one tenant may have; None: any.
     """
 
     block_tokens: int
@@ -22,6 +25,14 @@ class TierSizes:
     host_blocks: int = 0
     disk_blocks: int = 0
     token_bytes: int = NOMINAL_TOKEN_BYTES
+    host_quota_blocks: int | None = None
+    disk_quota_blocks: int | None = None
+
+    @property
+    def quotas(self) -> dict[Tier, int]:
+        """The blocks that one tenant may have of each tier, where that is limited."""
+        quotas = {Tier.HOST: self.host_quota_blocks, Tier.DISK: self.disk_quota_blocks}
+        return {tier: blocks for tier, blocks in quotas.items() if blocks is not None}
 
     def __post_init__(self) -> None:
         if min(self.block_tokens, self.device_blocks, self.token_bytes) < 1:

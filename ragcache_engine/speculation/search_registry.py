@@ -8,6 +8,7 @@ from ragcache_engine.latest_items import LatestItems
 from ragcache_engine.protocols import BackendRequest
 from ragcache_engine.speculation.generation import Speculation
 from ragcache_engine.speculation.tracked_search import TrackedSearch
+from ragcache_engine.tenants import forget_ids_of
 from ragcache_engine.values import TokenizedPrompt
 
 SOON_S = 0.5
@@ -119,11 +120,18 @@ class SearchRegistry:
         ]
 
     def find_about(self, document_ids: Collection[str] | None) -> list[Unclaimed]:
-        """Return the waiting speculations on any of these documents; None: all that wait."""
+        """Return the waiting speculations on any of these documents, or for such a tenant.
+
+        None: all that wait.
+        """
+        if document_ids is None:
+            return list(self._unclaimed.items())
+        doomed = set(document_ids)
         return [
             (speculation, search)
             for speculation, search in self._unclaimed.items()
-            if document_ids is None or any(d.id in document_ids for d in speculation.documents)
+            if not doomed.isdisjoint(one.id for one in speculation.documents)
+            or not doomed.isdisjoint(forget_ids_of(search.tenant))
         ]
 
     def count_expected_prompts(self, search: TrackedSearch, now_s: float) -> int:

@@ -11,7 +11,7 @@ block shares the block of the next one, and both ids stand on that node.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Generic, NamedTuple
 
 from ragcache_engine.knowledge import (
@@ -23,6 +23,7 @@ from ragcache_engine.knowledge import (
     Tier,
 )
 from ragcache_engine.knowledge.tier import RANK
+from ragcache_engine.tenants import forget_ids_of, owner_of
 from ragcache_engine.tiers.counters import Counters
 from ragcache_engine.tiers.disk_files import DiskFiles
 from ragcache_engine.tiers.free_device_blocks import FreeDeviceBlocks
@@ -62,7 +63,7 @@ class BlockIndex(Generic[B]):
 
     policy: makes each tier's eviction policy. block_tokens: tokens in a block.
     host, device, files: the host's slots, the device's free blocks, the disk's files. disk_blocks: how
-      many blocks the disk tier may hold.
+      many blocks the disk tier may hold. quotas: how many an owner's nodes may have in a tier.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class BlockIndex(Generic[B]):
         host: HostSlots | None = None,
         files: DiskFiles | None = None,
         disk_blocks: int = 0,
+        quotas: Mapping[Tier, int] | None = None,
     ) -> None:
         self.counters = counters or Counters()
         self.device = FreeDeviceBlocks() if device is None else device
@@ -85,12 +87,15 @@ class BlockIndex(Generic[B]):
             policy,
             block_tokens=block_tokens,
             forgotten=self._forget,
+            quotas=quotas,
         )
         self._records: dict[Node, NodeRecord[B]] = {}
         self._owner: dict[Key, tuple[Node, int]] = {}
         self.owner = self._owner.get
         """Returns the node that owns a block, and the block's place in it; None without an owner."""
         self._nodes_of: dict[str, dict[Node, None]] = {}  # by document, in order of appearance
+        # By the ids with which tenants are forgotten: their nodes right below the root.
+        self._nodes_of_tenant: dict[str, dict[Node, None]] = {}
 
     def __len__(self) -> int:
         """How many blocks are known."""
@@ -103,6 +108,14 @@ class BlockIndex(Generic[B]):
     def nodes_of(self, document: str) -> Sequence[Node]:
         """Return the nodes in which a document has tokens."""
         return tuple(self._nodes_of.get(document, ()))
+
+    def nodes_of_tenant(self, forget_id: str) -> Sequence[Node]:
+        """Return the nodes above all others of a tenant. forget_id: with which it is forgotten."""
+        return tuple(self._nodes_of_tenant.get(forget_id, ()))
+
+    def forget_ids(self) -> Sequence[str]:
+        """Return the ids with which tenants are forgotten that have nodes."""
+        return tuple(self._nodes_of_tenant)
 
     def has_elsewhere(self, document: str, nodes: Set[Node]) -> bool:
         """Return whether a document has tokens in a node that is none of these."""
@@ -122,11 +135,13 @@ class BlockIndex(Generic[B]):
 
     # -- nodes come and are cut --------------------------------------------------------------------
 
-    def path(self, keys: Sequence[Key], cuts: Iterable[Cut]) -> IndexedPath:
+    def path(
+        self, keys: Sequence[Key], cuts: Iterable[Cut], tenant: str | None = None
+    ) -> IndexedPath:
         """Find the nodes of a prompt; make or cut them where they are missing.
 
-        keys: the keys of the prompt's full blocks, in order. cuts: rising; blocks after the last cut
-          are not kept. Pin the returned nodes to keep them.
+        keys: the keys of the prompt's full blocks, in order, which no two tenants share. cuts: rising;
+          blocks after the last cut are not kept. Pin the returned nodes to keep them.
         """
         found = IndexedPath([], [])
         node, at = self.tree.root, 0
@@ -134,7 +149,7 @@ class BlockIndex(Generic[B]):
             while at < cut.end:
                 owned = self._owner.get(keys[at])
                 if owned is None:
-                    node = self._make(node, keys[at : cut.end])
+                    node = self._make(node, keys[at : cut.end], tenant)
                 else:
                     node = self._shared(owned[0], keys, at, cut.end, found.splits)
                 at += node.blocks
@@ -143,9 +158,13 @@ class BlockIndex(Generic[B]):
                     self._name(node, cut.documents)
         return found
 
-    def _make(self, parent: Node, keys: Sequence[Key]) -> Node:
-        node = self.tree.child(parent, self._segment(keys))
+    def _make(self, parent: Node, keys: Sequence[Key], tenant: str | None) -> Node:
+        node = self.tree.child(
+            parent, self._segment(keys), None if tenant is None else owner_of(tenant)
+        )
         self._records[node] = NodeRecord(list(keys))
+        if parent is self.tree.root:
+            self._own(node, forget_ids_of(tenant))
         for at, key in enumerate(keys):
             self._owner[key] = (node, at)
         return node
@@ -172,6 +191,7 @@ class BlockIndex(Generic[B]):
             return node
         upper = self.tree.split(node, self._segment(own[:length]), self._segment(own[length:]))
         self._records[upper] = self._records[node].split(length)
+        self._own(upper, self._disown(node))
         for half in (upper, node):
             for place, key in enumerate(self._records[half].keys):
                 self._owner[key] = (half, place)
@@ -179,6 +199,21 @@ class BlockIndex(Generic[B]):
             self._nodes_of[document][upper] = None
         splits.append((upper, node))
         return upper
+
+    def _own(self, node: Node, forget_ids: tuple[str, ...]) -> None:
+        self._records[node].forget_ids = forget_ids
+        for name in forget_ids:
+            self._nodes_of_tenant.setdefault(name, {})[node] = None
+
+    def _disown(self, node: Node) -> tuple[str, ...]:
+        record = self._records[node]
+        forget_ids, record.forget_ids = record.forget_ids, ()
+        for name in forget_ids:
+            nodes = self._nodes_of_tenant[name]
+            del nodes[node]
+            if not nodes:
+                del self._nodes_of_tenant[name]
+        return forget_ids
 
     def _name(self, node: Node, documents: Sequence[str]) -> None:
         # A node may have thousands of names, so they are not searched.
@@ -220,6 +255,7 @@ class BlockIndex(Generic[B]):
 
     def _forget(self, node: Node) -> None:
         """Free everything that a node still has, after the tree has forgotten the node."""
+        self._disown(node)
         record = self._records.pop(node)
         for key in record.keys:
             del self._owner[key]
@@ -258,5 +294,10 @@ class BlockIndex(Generic[B]):
             files.update(on_disk)
             for document in node.documents:
                 assert node in self._nodes_of[document]
+            for name in record.forget_ids:
+                assert node in self._nodes_of_tenant[name]
+                assert node.parent is self.tree.root
+        owned = sum(len(self._records[node].forget_ids) for node in nodes)
+        assert owned == sum(map(len, self._nodes_of_tenant.values()))
         self.host.check(slots)
         self.files.check(files)

@@ -1,4 +1,4 @@
-"""Forgets documents: drops them from every tier, with all blocks that were computed after them."""
+"""Forgets documents and tenants: drops them from every tier, with all blocks computed after them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Container, Iterable
 from typing import Generic
 
 from ragcache_engine.knowledge import Node
+from ragcache_engine.tenants import forget_ids_of
 from ragcache_engine.tiers.block_index import BlockIndex
 from ragcache_engine.tiers.node_record import B
 from ragcache_engine.tiers.requests import RequestTable, TrackedRequest
@@ -34,9 +35,11 @@ class Forgetting(Generic[B]):
         return len(self._withdrawn) + len(self._donors)
 
     def forget(self, documents: Iterable[str]) -> None:
-        """Forget these documents, all in one pass."""
+        """Forget these documents, all in one pass. An id of `forget_id` stands for a tenant's all."""
         index, names = self._index, frozenset(documents)
-        named = [node for name in names for node in index.nodes_of(name)]
+        named = [
+            node for name in names for node in (*index.nodes_of(name), *index.nodes_of_tenant(name))
+        ]
         doomed = {below for node in named for below in node.downwards()}
         keys = [key for node in doomed for key in index.record(node).keys]
         self._retention.forget(names, doomed)
@@ -85,11 +88,13 @@ class Forgetting(Generic[B]):
     ) -> int | None:
         """Return the first block of the prompt that comes from a forgotten document; None if none does.
 
-        A prompt may hold a document without naming it; then the nodes tell.
+        A prompt may hold a document without naming it; then the nodes tell. All blocks come from a
+        forgotten tenant.
         """
         at = 0
+        is_tenants = not names.isdisjoint(forget_ids_of(request.prompt.tenant))
         for cut in request.prompt.cuts:
-            if not names.isdisjoint(cut.documents):
+            if is_tenants or not names.isdisjoint(cut.documents):
                 break
             at = cut.end
         end = at
@@ -106,6 +111,9 @@ def _borrows_any(request: TrackedRequest, names: frozenset[str]) -> bool:
 
     Or computes one of them itself, where its tensors are not exact any more.
     """
-    return not names.isdisjoint(request.in_place) or any(
-        not names.isdisjoint(cut.documents) for donor in request.donors for cut in donor.cuts
+    borrowed = [cut for donor in request.donors for cut in donor.cuts]
+    return (
+        not names.isdisjoint(request.in_place)
+        or any(not names.isdisjoint(cut.documents) for cut in borrowed)
+        or (bool(borrowed) and not names.isdisjoint(forget_ids_of(request.prompt.tenant)))
     )

@@ -84,6 +84,7 @@ class CacheManager(Generic[B]):
     block_bytes: bytes of one block in a slower tier. host: the host tier's slots.
     disk_blocks: blocks the disk tier may hold. profile: what prefills cost; None for a default.
     protect: how many of the waiting requests keep their nodes from eviction.
+    quotas: how many blocks of a tier one tenant may take with its users; no limit in a tier left out.
     naming: names the files of the disk tier; None without one.
     Source: RAGCache, §5.1, §5.2, Algorithm 1.
     """
@@ -98,6 +99,7 @@ class CacheManager(Generic[B]):
         disk_blocks: int = 0,
         profile: CostProfile | None = None,
         protect: int = 32,
+        quotas: Mapping[Tier, int] | None = None,
     ) -> None:
         self.block_tokens = block_tokens
         self.counters = Counters()
@@ -114,6 +116,7 @@ class CacheManager(Generic[B]):
             host=host,
             files=self._files,
             disk_blocks=disk_blocks,
+            quotas=quotas,
         )
         self.tree: KnowledgeTree = self.index.tree
         self._requests: RequestTable[B] = RequestTable(self.index)
@@ -503,7 +506,8 @@ class CacheManager(Generic[B]):
     def _apply_tombstones(self) -> None:
         """Forget what other engines on the disk's folder have forgotten lately."""
         if self.naming and (times := self._disk.take_forgotten()):
-            named = {self.naming.mark(one): one for one in self.index.documents()}
+            ids = (*self.index.documents(), *self.index.forget_ids())
+            named = {self.naming.mark(one): one for one in ids}
             self.forget([named[mark] for mark in times if mark in named], times)
 
     # -- keeping -----------------------------------------------------------------------------------

@@ -32,9 +32,10 @@ class NodeRecord(Generic[B]):
     slots: the host slot of each block.
     files: the name of each block's file on disk.
     marks: the marks of the documents that the blocks were computed from; every file carries them.
+    forget_ids: of a node right below the root, those with which its tenant is forgotten.
     """
 
-    __slots__ = ("device", "files", "keys", "marks", "slots")
+    __slots__ = ("device", "files", "forget_ids", "keys", "marks", "slots")
 
     def __init__(self, keys: list[Key]) -> None:
         self.keys = keys
@@ -42,6 +43,7 @@ class NodeRecord(Generic[B]):
         self.slots: Places[int] = ()
         self.files: Places[str] = ()
         self.marks: tuple[str, ...] = ()
+        self.forget_ids: tuple[str, ...] = ()
 
     def writable_device(self) -> list[B | None]:
         """The device blocks as a list to write to."""

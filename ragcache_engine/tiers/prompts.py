@@ -21,7 +21,8 @@ class Prompt:
     cuts: where documents end, in blocks; blocks after the last cut are not kept.
     tokens: tokens of the whole prompt.
     file_names: names of its blocks' files; empty if the prompt stays off the disk.
-    marks: for each cut, the marks of all documents up to it; empty without file names.
+    marks: for each cut, the marks of its tenant and of all documents up to it; empty without file names.
+    tenant: whose prompt it is.
     """
 
     keys: Sequence[Key]
@@ -29,6 +30,7 @@ class Prompt:
     tokens: int
     file_names: Sequence[str] = ()
     marks: Sequence[Sequence[str]] = ()
+    tenant: str | None = None
 
     @property
     def size_bytes(self) -> int:
@@ -102,18 +104,19 @@ def describe_prompt(
     if naming is not None and token_ids is not None:
         names = naming.files(token_ids, tenant, blocks=blocks, block_tokens=block_tokens)
     if naming is not None and names:
-        marks = [*_marks_by_cut(cuts, naming)]
+        marks = [*_marks_by_cut(cuts, naming, tenant)]
     return Prompt(
         keys=keys,
         cuts=cuts,
         tokens=prompt_tokens,
         file_names=names,
         marks=marks,
+        tenant=tenant,
     )
 
 
-def _marks_by_cut(cuts: Iterable[Cut], naming: Naming) -> Iterator[list[str]]:
-    marks: list[str] = []
+def _marks_by_cut(cuts: Iterable[Cut], naming: Naming, tenant: str | None) -> Iterator[list[str]]:
+    marks = naming.tenant(tenant)
     for cut in cuts:
         marks = [*marks, *map(naming.mark, cut.documents)]
         yield marks

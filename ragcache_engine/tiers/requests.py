@@ -141,7 +141,7 @@ class RequestTable(Generic[B]):
         return True
 
     def _pin_path(self, prompt: Prompt) -> list[Node]:
-        path = self._index.path(prompt.keys, prompt.cuts)
+        path = self._index.path(prompt.keys, prompt.cuts, prompt.tenant)
         tree = self._index.tree
         uppers: dict[Node, list[Node]] = {}
         for upper, lower in path.splits:

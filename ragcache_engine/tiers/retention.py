@@ -10,6 +10,7 @@ from typing import Generic, NamedTuple
 
 from ragcache_engine.knowledge import Node, Tier
 from ragcache_engine.knowledge.tier import RANK
+from ragcache_engine.tenants import owner_of
 from ragcache_engine.tiers.block_index import BlockIndex
 from ragcache_engine.tiers.disk.kept_files import KeptFile
 from ragcache_engine.tiers.disk_copying import DiskCopying
@@ -91,7 +92,7 @@ class Retention(Generic[B]):
                 self._mark(paths, tier, keep=False)
             added = self._tree.kept(tier) - before
             try:
-                self._require_room(order, added, names)
+                self._require_room(order, added, names, {one.tenant for one in wanted})
             except NoRoomToKeep:
                 for one, paths in zip(wanted, let_go, strict=True):
                     self._mark(paths, tier, keep=True)
@@ -184,10 +185,13 @@ class Retention(Generic[B]):
 
     # -- inside ------------------------------------------------------------------------------------
 
-    def _require_room(self, order: KeepOrder, added: int, names: Sequence[str]) -> None:
-        """Raise NoRoomToKeep if too much is kept now for the tier, or for the order's owner.
+    def _require_room(
+        self, order: KeepOrder, added: int, names: Sequence[str], tenants: Iterable[str | None]
+    ) -> None:
+        """Raise NoRoomToKeep if too much is kept for the tier, the order's owner, or a tenant's quota.
 
         added: how many blocks more that is. names: of the sets that are to be kept, on the disk.
+        tenants: whose they are.
         """
         most = int(self._tree.capacity(order.tier) * order.most)
         others = self._disk.count_kept_elsewhere(names) if order.tier is Tier.DISK else 0
@@ -195,6 +199,10 @@ class Retention(Generic[B]):
         if order.owner is not None:
             own = self._blocks[order.owner, order.tier]
             free = min(free, int(most * order.share) - own)
+        if (quota := self._tree.quota(order.tier)) is not None:
+            owners = {owner_of(tenant) for tenant in tenants if tenant is not None}
+            kept = [self._tree.kept_of(owner, order.tier) - added for owner in owners]
+            free = min([free, *(quota - own for own in kept)])
         if added > max(0, free):
             tokens = self._tree.block_tokens
             raise NoRoomToKeep(order.tier, added * tokens, max(0, free) * tokens)

@@ -288,7 +288,7 @@ class KeepingBackend(ForwardingBackend):
         async with self.idle.paused():
             doomed = set(document_ids)
             for key, (request, _) in list(self._wanted.items()):
-                if not doomed.isdisjoint(request.named_documents):
+                if not doomed.isdisjoint(request.forget_ids):
                     del self._wanted[key]
             await super().forget(document_ids)
 

@@ -316,3 +316,16 @@ def test_a_prompt_longer_than_the_device_is_refused_as_one_beyond_the_context(
     engine = engine_on(MemoryBackend(block_tokens=4, device_blocks=10))
     with pytest.raises(PromptTooLong, match="context of 40"):
         ask(engine, A)
+
+
+def test_a_tenant_that_needs_more_than_its_quota_evicts_its_own(engine_on: EngineOn):
+    engine = engine_on(
+        MemoryBackend(block_tokens=4, device_blocks=60, host_blocks=200, host_quota_blocks=40)
+    )
+    ask(engine, A, tenant="press")
+    for letter in "ghijklmnopqrst":
+        ask(engine, words(letter, 64), tenant="shop/anna")
+        ask(engine, words(letter, 64), tenant="shop/ben")
+    assert ask(engine, A, tenant="press").host > 50, "others' documents stay"
+    assert ask(engine, words("t", 64), tenant="shop/ben").total > 50, "its own latest, too"
+    assert ask(engine, words("n", 64), tenant="shop/ben").total == 0

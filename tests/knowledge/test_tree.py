@@ -267,6 +267,8 @@ def test_tiers_share_no_more_than_their_popularity():
 
 NAMES = "ABCD"
 TOKENS = {"A": 2, "B": 3, "C": 9, "D": 7}  # with blocks of 3, some own none
+QUOTAS = {HOST: 4, DISK: 3}
+OWNERS = (None, "shop", "press")
 
 
 class AnyCallsInAnyOrder(RuleBasedStateMachine):
@@ -282,6 +284,7 @@ class AnyCallsInAnyOrder(RuleBasedStateMachine):
             block_tokens=3,
             frequency_window=12,
             forgotten=lambda node: self.gone.update([node]),
+            quotas=QUOTAS,
         )
         self.running: list[list[Node]] = []
         self.orders: list[tuple[list[Node], Tier]] = []
@@ -301,19 +304,22 @@ class AnyCallsInAnyOrder(RuleBasedStateMachine):
     def present(self) -> list[Node]:
         return [node for node in self.tree.root.downwards() if node is not self.tree.root]
 
-    @rule(names=st.lists(st.sampled_from(NAMES), min_size=1, max_size=4, unique=True))
-    def begin(self, names: list[str]) -> None:
-        """Walk down the path, through the halves of what was split."""
+    @rule(
+        names=st.lists(st.sampled_from(NAMES), min_size=1, max_size=4, unique=True),
+        owner=st.sampled_from(OWNERS),
+    )
+    def begin(self, names: list[str], owner: str | None) -> None:
+        """Walk down the path, through the halves of what was split. No two owners share a node."""
         node, nodes = self.tree.root, []
         for name in names:
-            left = TOKENS[name]
+            left, name = TOKENS[name], f"{name} of {owner}"
             while left:
                 below = [
                     child
                     for child in (node.children or {}).values()
                     if child.segment.name == name and child.segment.tokens <= left
                 ]
-                node = below[0] if below else self.tree.child(node, Segment(name, left))
+                node = below[0] if below else self.tree.child(node, Segment(name, left), owner)
                 left -= node.segment.tokens
                 nodes.append(node)
         self.tree.pin(nodes)
@@ -365,8 +371,10 @@ class AnyCallsInAnyOrder(RuleBasedStateMachine):
     def hold(self, which: int, tier: Tier, blocks: int) -> None:
         node = self.one_of_the_nodes(which)
         room = self.tree.capacity(tier) - self.tree.used(tier)
+        if node is not None and node.owner and tier in QUOTAS:
+            room = min(room, QUOTAS[tier] - self.tree.used_by(tier)[node.owner])
         if node is None or blocks - node.resident[list(Tier).index(tier)] > room:
-            return  # the owner holds no more blocks than it has
+            return  # whoever holds blocks holds no more than there may be
         self.tree.hold(node, tier, blocks)
         self.held[node, tier] = node.resident[list(Tier).index(tier)]
 
@@ -527,4 +535,30 @@ def test_what_is_remembered_is_bounded_by_what_the_tiers_hold():
         with tree.pinned(path):
             tree.record_use(path, cached_nodes=0, cost_s_per_token=0.001)
     assert len(tree) == REMEMBERED_PER_BLOCK * 400 / 4
+    tree.check()
+
+
+def test_an_owner_that_reaches_its_quota_makes_room_of_its_own():
+    tree = KnowledgeTree({HOST: 12}, policy_for_tree("lru"), block_tokens=1, quotas={HOST: 8})
+    nodes = {}
+    for name, owner in (("a", "press"), ("b", "shop"), ("c", "shop"), ("d", "shop"), ("e", None)):
+        node = nodes[name] = tree.child(tree.root, Segment(name, 4), owner)
+        freed = tree.grow(node, HOST, 4, force=True)
+        tree.record_use([node], 0, 0.1)
+        tree.check()
+        # The oldest of all is the press's: its owner has room, and the shop makes its own.
+        assert told(freed) == (
+            [("b", "host", 0, 4)] if name == "d" else [("a", "host", 0, 4)] * (name == "e")
+        )
+    assert tree.used_by(HOST) == {"shop": 8}
+    assert tree.used(HOST) == 12
+
+
+def test_an_owner_whose_blocks_are_all_pinned_gets_no_more_than_its_quota():
+    tree = KnowledgeTree({HOST: 12}, policy_for_tree("lru"), block_tokens=1, quotas={HOST: 6})
+    first, second = (tree.child(tree.root, Segment(name, 4), "shop") for name in "ab")
+    with tree.pinned([first, second]):
+        tree.grow(first, HOST, 4, force=True)
+        assert tree.grow(second, HOST, 4, force=True) == []
+        assert second.resident[1] == 2
     tree.check()

@@ -16,6 +16,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from ragcache_engine import Document, RAGCacheEngine
 from ragcache_engine.backends.memory import MemoryBackend
+from ragcache_engine.corpora import Registered, ServerCorpora
 from ragcache_engine.protocols import Backend
 from ragcache_engine.serving import doors as doors_module
 from ragcache_engine.serving.doors import Doors
@@ -182,6 +183,25 @@ def test_the_counters_of_all_tenants_are_for_operators(server: MemoryServer):
     assert ask(server, "/ragcache/counters", OPERATOR).json()["ended"] == 0
 
 
+def test_an_operator_forgets_a_tenant_with_all_that_it_registered(server: MemoryServer):
+    def found(key: str, **said: object) -> int:
+        with RAGCacheEngine.connect(server.url, api_key=key) as engine:
+            return engine.generate(TIDES.text, [TIDES], **said).usage.cached.total  # type: ignore[arg-type]
+
+    for key in (SHOP, PRESS):
+        ServerCorpora(server.url, api_key=key).push("sea", [Registered("tides", TIDES.text)])
+    found(SHOP, tenant="anna")
+    found(PRESS)
+    assert ask(server, "/ragcache/forget", SHOP, tenants=["shop"]).status_code == 403
+    assert ask(server, "/ragcache/forget", OPERATOR, tenants=[""]).status_code == 400
+    with RAGCacheEngine.connect(server.url, api_key=OPERATOR) as operator:
+        operator.forget_tenant("shop")
+    assert ServerCorpora(server.url, api_key=SHOP).summaries() == {}
+    assert [*ServerCorpora(server.url, api_key=PRESS).summaries()] == ["sea"]
+    assert found(SHOP, tenant="anna") == 0
+    assert found(PRESS) > 0
+
+
 def test_the_tree_of_all_tenants_is_for_operators(server: MemoryServer):
     with RAGCacheEngine.connect(server.url, api_key=SHOP) as shop:
         shop.generate(TIDES.text, [TIDES])
@@ -208,7 +228,7 @@ def test_a_path_below_ours_that_is_not_there_is_not_found(open_server: MemorySer
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
 @pytest.mark.parametrize(
     ("said", "salt"),
-    [({}, "shop"), ({"cache_salt": "press"}, "shop:press"), ({"cache_salt": ["x"]}, "shop")],
+    [({}, "shop"), ({"cache_salt": "press"}, "shop/press"), ({"cache_salt": ["x"]}, "shop")],
 )
 def test_the_tenant_is_the_keys_and_not_the_bodys(
     server: MemoryServer, path: str, said: dict[str, Any], salt: str
@@ -282,7 +302,7 @@ def test_tenants_share_nothing_and_an_operator_may_ask_as_one_of_them(server: Me
         assert cached(operator, "shop") > 0
         assert cached(shop, "anna") == 0
         assert cached(shop, "anna") > 0
-        assert cached(operator, "shop:anna") > 0
+        assert cached(operator, "shop/anna") > 0
 
 
 def test_warming_is_for_ones_own_tenant(server: MemoryServer):

@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from thoroughness import examples
 
 from ragcache_engine.knowledge import Tier, policy_of_tiers
+from ragcache_engine.tenants import forget_id
 from ragcache_engine.tiers.host_slots import HostSlots
 from ragcache_engine.tiers.kept import KeepOrder, Kept, NoRoomToKeep
 from ragcache_engine.tiers.manager import CacheManager
@@ -36,7 +37,7 @@ def prompt_of(documents: Sequence[str], tenant: str | None) -> Prompt:
         for at in range(len(tokens) // BLOCK_TOKENS)
     ]
     cuts = cut_prompt(segments, prompt_tokens=end, block_tokens=BLOCK_TOKENS, depth=None)
-    return Prompt(keys, cuts, end)
+    return Prompt(keys, cuts, end, tenant=tenant)
 
 
 def manager() -> CacheManager[int]:
@@ -159,6 +160,11 @@ class AnyOrders(RuleBasedStateMachine):
     def forget(self, document: str) -> None:
         self.cache.forget([document])
         self.forgotten.add(document)
+
+    @rule(tenant=st.sampled_from(TENANTS[1:]))
+    def forget_tenant(self, tenant: str) -> None:
+        self.cache.forget([forget_id(tenant)])
+        assert not [one for one in self.cache.kept_documents() if one.tenant == tenant]
 
     @invariant()
     def no_more_is_kept_than_the_shares_allow(self) -> None:

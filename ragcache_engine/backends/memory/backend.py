@@ -106,6 +106,7 @@ class MemoryBackend:
     fault: called before each step with the step's number, from 0. It may raise GenerationFailed (all
       unfinished requests fail), EngineDied (they fail, and the backend is gone until it is started
       again) or Stall (the step does nothing).
+    host_quota_blocks, disk_quota_blocks: how many of them one tenant's documents may take; None: any.
     policy, reorder_window, cache_depth: as in EngineConfig.
     recompute_ratio: the share of borrowed documents to compute anew, as in EngineConfig with
       reuse="anywhere"; None borrows nothing. Answers are made up from the prompt either way.
@@ -136,6 +137,8 @@ class MemoryBackend:
         fault: Callable[[int], None] | None = None,
         host_blocks: int = 0,
         disk_blocks: int = 0,
+        host_quota_blocks: int | None = None,
+        disk_quota_blocks: int | None = None,
         policy: str = DEFAULT_POLICY,
         reorder_window: int = 32,
         cache_depth: int | None = None,
@@ -148,7 +151,15 @@ class MemoryBackend:
         disk_bytes_per_s: float = DISK_BYTES_PER_S,
     ) -> None:
         self._reply = reply
-        self._sizes = TierSizes(block_tokens, device_blocks, host_blocks, disk_blocks, token_bytes)
+        self._sizes = TierSizes(
+            block_tokens,
+            device_blocks,
+            host_blocks,
+            disk_blocks,
+            token_bytes,
+            host_quota_blocks,
+            disk_quota_blocks,
+        )
         self._limits = ModelLimits(
             min(context_tokens, self._sizes.device_tokens),
             block_tokens,

@@ -33,6 +33,7 @@ from ragcache_engine.serving.messages import (
     ToolCallsBody,
     delta_from_json,
 )
+from ragcache_engine.tenants import tenant_of
 from ragcache_engine.tiers.counters import Counters
 from ragcache_engine.tiers.kept import KeepOrder, Kept
 from ragcache_engine.tiers.tree_snapshot import TreeSnapshot
@@ -116,7 +117,11 @@ class RAGCacheServerBackend:
         return bool(said["cleared"])
 
     async def forget(self, document_ids: Sequence[str]) -> None:
-        body = ForgetBody(document_ids=list(document_ids))
+        tenants = {one: tenant_of(one) for one in document_ids}
+        body = ForgetBody(
+            document_ids=[one for one, tenant in tenants.items() if tenant is None],
+            tenants=[tenant for tenant in tenants.values() if tenant is not None],
+        )
         path = f"{PREFIX}/forget"
         await self._connection.acall("POST", path, body.model_dump(), is_quick=False)
 

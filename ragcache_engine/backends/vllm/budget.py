@@ -28,6 +28,7 @@ class TierBudget:
 
     host_bytes: None leaves the choice to `host_bytes_for`. disk_key, shared: as `disk_cache_key` and
       `shared_cache` there.
+    host_quota_bytes, disk_quota_bytes: as `host_cache_per_tenant` and `disk_cache_per_tenant` there.
     recompute_ratio: the share of each borrowed document to compute anew; None borrows nothing.
     any_donors: whether documents may be borrowed from what served prompts left, with donors="any".
     donors_later: whether documents whose donors are missing are computed where they stand, with
@@ -42,6 +43,8 @@ class TierBudget:
     disk_folder: Path | None = None
     disk_key: str | None = None
     shared: str | None = None
+    host_quota_bytes: int | None = None
+    disk_quota_bytes: int | None = None
     reorder_window: int = 32
     cache_depth: int | None = None
     cost_profile: Path | None = None

@@ -17,6 +17,7 @@ from hashlib import sha256
 from itertools import combinations
 from math import ceil
 
+from ragcache_engine.tenants import forget_ids_of
 from ragcache_engine.tiers.borrowing.plan import BorrowPlan, DocumentSpan, Donor, Lenders
 from ragcache_engine.tiers.prompts import SegmentEnd
 
@@ -149,11 +150,12 @@ class ServedDocuments:
         return Lenders(exact, served)
 
     def forget(self, documents: Sequence[str]) -> None:
-        """Drop all variants in whose prompt one of these documents stood."""
+        """Drop all variants in whose prompt one of these documents stood, and those of such a tenant."""
         gone = set(documents)
         for name, variants in list(self._variants.items()):
+            is_tenants = not gone.isdisjoint(forget_ids_of(name[0]))
             for variant in list(variants):
-                if gone.intersection(document for _, document in variant.segments):
+                if is_tenants or gone.intersection(one for _, one in variant.segments):
                     self._drop(name, variant)
 
     def _find(

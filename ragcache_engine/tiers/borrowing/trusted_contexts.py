@@ -8,6 +8,7 @@ from dataclasses import replace
 from sys import getsizeof
 
 from ragcache_engine.latest_items import LatestItems
+from ragcache_engine.tenants import forget_ids_of
 from ragcache_engine.tiers.borrowing.context import Context
 from ragcache_engine.tiers.wire import RequestMessage
 
@@ -38,7 +39,8 @@ class TrustedContexts:
         """
         if message.is_trusted:
             for name, context in message.contexts.items():
-                if not {name, context.document}.isdisjoint(message.withdrawn):
+                ids = name, context.document, *forget_ids_of(tenant)
+                if not set(message.withdrawn).isdisjoint(ids):
                     continue
                 self._known[tenant, name] = context._replace(
                     token_ids=array("I", context.token_ids)
@@ -54,10 +56,11 @@ class TrustedContexts:
         return replace(message, contexts=contexts)
 
     def forget(self, document_ids: Iterable[str]) -> None:
-        """Remember neither these documents nor that others are stored behind them."""
+        """Remember neither these documents nor that others are stored behind them; nor a tenant's."""
         names = set(document_ids)
         for key, context in list(self._known.items()):
-            if key[1] in names or context.document in names:
+            tenant, document = key
+            if not names.isdisjoint((document, context.document, *forget_ids_of(tenant))):
                 del self._known[key]
 
 

@@ -33,7 +33,7 @@ from xxhash import xxh3_128
 from ragcache_engine.tiers.disk.key_ring import NONCE_BYTES, KeyRing
 from ragcache_engine.tiers.disk.naming import owner_in
 
-MAGIC = b"RAGCKV\x00\x02"
+MAGIC = b"RAGCKV\x00\x03"
 CHECKSUM_BYTES = 16
 """A tag of AES-GCM has as many."""
 LONGEST_HEADER_BYTES = 1 << 20

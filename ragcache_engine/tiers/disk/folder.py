@@ -35,7 +35,7 @@ from ragcache_engine.tiers.disk.kept_files import (
     forget_kept,
 )
 from ragcache_engine.tiers.disk.key_ring import KeyRing
-from ragcache_engine.tiers.disk.naming import PLAIN, owner_in
+from ragcache_engine.tiers.disk.naming import PLAIN, is_encrypted
 from ragcache_engine.tiers.disk.tombstones import (
     Tombstones,
     clear_tombstones,
@@ -353,7 +353,12 @@ def forget_documents(folder: Path, document_ids: Iterable[str], keys: KeyRing | 
 
 
 def forget_marks(folder: Path, marks: Set[str], keys: KeyRing | None = None) -> int:
-    """Do what `forget_documents` does, for documents of which only the marks are known."""
+    """Do what `forget_documents` does, for documents of which only the marks are known.
+
+    The keys of tenants among them are thrown away.
+    """
+    if keys is not None:
+        keys.throw_away(marks)
     forget_kept(folder, marks)
     removed = 0
     for path in (file.path for file in _list_files(folder)):
@@ -373,7 +378,7 @@ def forget_marks(folder: Path, marks: Set[str], keys: KeyRing | None = None) -> 
 def _remove_plain(folder: Path) -> None:
     """Remove the block files that are not encrypted, as their names tell."""
     for file in _list_files(folder):
-        if not owner_in(file.path.stem):
+        if not is_encrypted(file.path.stem):
             with contextlib.suppress(OSError):
                 file.path.unlink()
 

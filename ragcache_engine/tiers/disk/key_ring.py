@@ -1,13 +1,13 @@
 """The keys that a disk cache's files are encrypted with: one for each tenant, below a master key.
 
     <folder>/keys/<id of the master key>/names              the secret in all names; see naming.py
-    <folder>/keys/<id of the master key>/tenant-<owner>     a tenant's key
+    <folder>/keys/<id of the master key>/tenant-<owner>     the key of a tenant and its users
     <folder>/keys/<id of the master key>/earlier-<id>       a master key that this one took over from
 
 Each of these files is random bytes, encrypted with the master key, which lies nowhere in the folder. So
 another master key costs a few short files, not all tensors; and without its file, what a tenant stored
-cannot be read any more. Hosts that share a store share the first of these files through it, and derive
-tenants' keys from it.
+cannot be read any more, from a backup either. Hosts that share a store share the first two kinds of files
+through it, under `<id of the master key>-<name of the file>`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ import logging
 import os
 import shutil
 import threading
-from collections.abc import Container, Sequence
+import time
+from collections.abc import Container, Iterable, Sequence
 from functools import lru_cache
 from hashlib import blake2b
 from pathlib import Path
@@ -38,14 +39,21 @@ logger = logging.getLogger(__name__)
 FOLDER, NAMES, TENANT, EARLIER = "keys", "names", "tenant-", "earlier-"
 NONCE_BYTES = 12
 
+ASK_AGAIN_S = 5.0
+"""A store that could not say a tenant's key is not asked for one again for so many seconds."""
+
+
+class KeyAway(Exception):
+    """The store through which hosts share a tenant's key does not answer, and this host lacks the key."""
+
 
 class KeyRing:
     """The keys of one folder. Any thread may call its methods.
 
     masters: the master key, and before it was changed earlier ones, whose files are encrypted anew. Those
       of the earlier ones go once nobody names them any more: engines that still have one go on.
-    shared: where hosts share the secret; theirs counts before that of this folder.
-    is_agreed: whether they do. Then tenants' keys are derived from it.
+    shared: where hosts share the secret and tenants' keys; theirs count before those of this folder.
+    is_agreed: whether they do.
     naming: names this folder's files. id: stands for its secret in the headers of files.
     is_new: whether the folder had no keys below these master keys, or other ones.
     Raises OSError if the folder cannot be read or written to, ConfigError without the library for it.
@@ -58,7 +66,8 @@ class KeyRing:
         keys = folder / FOLDER
         self._place = keys / _id_of(masters[0])
         self._ciphers: dict[str, AESGCM] = {}
-        self._lock, self._buffers = Lock(), threading.local()
+        self._finding, self._buffers = Lock(), threading.local()
+        self._shared, self._ask_again_s = shared, 0.0
         self.is_new = not self._place.is_dir()
         for made in (folder, keys, self._place):
             made.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -76,7 +85,7 @@ class KeyRing:
         """Return content encrypted with an owner's key, and behind it a tag of 16 bytes.
 
         owner: as from Naming.owner. nonce: NONCE_BYTES random bytes. head: what the tag vouches for, too.
-        Raises OSError.
+        Raises OSError, KeyAway.
         """
         return self._cipher_of(owner).encrypt(nonce, content, head)
 
@@ -85,16 +94,29 @@ class KeyRing:
     ) -> bool:
         """Write what was encrypted into `target`; return False if any bit is another one, or the key.
 
-        `target` is undefined then. It has 16 bytes less than content. Raises OSError.
+        `target` is undefined then. It has 16 bytes less than content. Raises OSError, KeyAway.
         """
-        from cryptography.exceptions import InvalidTag
-
         cipher = self._cipher_of(owner)
-        try:
-            cipher.decrypt_into(nonce, content, head, target)
-        except (InvalidTag, ValueError):
+        if _decrypt_into(cipher, nonce, content, head, target):
+            return True
+        # The key may have been thrown away meanwhile by another engine, and there is a new one.
+        if not self._is_outdated(owner, cipher):
             return False
-        return True
+        return _decrypt_into(self._cipher_of(owner), nonce, content, head, target)
+
+    def throw_away(self, marks: Iterable[str], *, for_all_hosts: bool = False) -> None:
+        """Throw away the keys of the tenants with these marks: nobody reads their files again.
+
+        for_all_hosts: whether the one that hosts share goes too. Raises OSError, StoreAway.
+        """
+        for mark in marks:
+            name = f"{TENANT}{mark}"
+            with self._finding:
+                for earlier in self._place.parent.glob(f"*/{name}"):
+                    earlier.unlink(missing_ok=True)
+                self._ciphers.pop(mark, None)
+            if for_all_hosts and self.is_agreed and self._shared is not None:
+                self._shared.remove_key(self._shared_name(name))
 
     def buffer(self, size_bytes: int) -> memoryview:
         """Return this thread's memory for what is encrypted: new memory takes longer than reading."""
@@ -104,18 +126,53 @@ class KeyRing:
         return memoryview(memory)[:size_bytes]
 
     def _cipher_of(self, owner: str) -> AESGCM:
-        with self._lock:
-            if (cipher := self._ciphers.get(owner)) is None:
-                key = self._derive(owner) if self.is_agreed else self._find(f"{TENANT}{owner}")
-                cipher = self._ciphers[owner] = _cipher(key)
+        if (cipher := self._ciphers.get(owner)) is not None:
             return cipher
+        with self._finding:  # a store may take long to say a key; other tenants' are at hand
+            if (cipher := self._ciphers.get(owner)) is None:
+                cipher = self._ciphers[owner] = _cipher(self._find_tenants(f"{TENANT}{owner}"))
+            return cipher
+
+    def _is_outdated(self, owner: str, cipher: AESGCM) -> bool:
+        """Forget a tenant's key if its file has gone or changed; return whether it had."""
+        path = self._place / f"{TENANT}{owner}"
+        with self._finding:
+            if self._ciphers.get(owner) is cipher:
+                try:
+                    key = _open(self._master, path.name, path.read_bytes())
+                except FileNotFoundError:
+                    key = None
+                if key is not None and _are_equal(cipher, _cipher(key)):
+                    return False
+                del self._ciphers[owner]
+        return True
+
+    def _find_tenants(self, name: str) -> bytes:
+        """Return a tenant's key: that of all hosts, if they share one. Raises KeyAway, OSError."""
+        if not self.is_agreed or self._shared is None:
+            return self._find(name)
+        path = self._place / name
+        if time.monotonic() >= self._ask_again_s:
+            try:
+                key = self._share(self._shared, name)
+            except StoreAway:
+                self._ask_again_s = time.monotonic() + ASK_AGAIN_S
+            else:
+                if key is None:
+                    raise KeyAway(
+                        f"the key {self._shared_name(name)} in the store cannot be opened"
+                    )
+                return key
+        if path.exists():
+            return self._find(name)
+        raise KeyAway("the store that has a tenant's key does not answer")
 
     def is_shared_with(self, shared: SharedStore) -> bool:
         """Return whether the other hosts have the same secret; give it back to them if it was lost.
 
         Raises StoreAway, OSError.
         """
-        name, content = f"{self._place.name}-{NAMES}", (self._place / NAMES).read_bytes()
+        name, content = self._shared_name(NAMES), (self._place / NAMES).read_bytes()
         if self.is_agreed and (found := shared.read_key(name)) != content:
             if found is None:
                 shared.add_key(name, content)
@@ -123,10 +180,8 @@ class KeyRing:
             return _open(self._master, NAMES, found or b"") == self.naming.secret
         return self.is_agreed
 
-    def _derive(self, owner: str) -> bytes:
-        """Return a tenant's key where hosts share the secret: they need not agree on any other one."""
-        secret = self.naming.secret
-        return blake2b(owner.encode(), digest_size=KEY_BYTES, key=secret, person=b"tenant").digest()
+    def _shared_name(self, name: str) -> str:
+        return f"{self._place.name}-{name}"
 
     def _find(self, name: str) -> bytes:
         """Return the key of this name; make one if there is none, or none that can be read."""
@@ -147,26 +202,37 @@ class KeyRing:
 
         One in the store that cannot be opened counts as another one.
         """
-        path, shared_name = self._place / NAMES, f"{self._place.name}-{NAMES}"
+        before = self._find(NAMES) if (self._place / NAMES).exists() else None
         try:
-            if (content := shared.read_key(shared_name)) is None:
-                self._find(NAMES)
-                shared.add_key(shared_name, path.read_bytes())
-                content = shared.read_key(shared_name)
+            key = self._share(shared, NAMES)
         except StoreAway as error:
             logger.warning("the hosts that share a store could not agree on their keys: %s", error)
             return False
-        key = None if content is None else _open(self._master, NAMES, content)
         if key is None:
-            logger.warning("the key %s in the shared cache cannot be opened", shared_name)
+            logger.warning(
+                "the key %s in the shared cache cannot be opened", self._shared_name(NAMES)
+            )
             return False
-        if not path.exists():
-            self._write(NAMES, key)
-        elif self._find(NAMES) != key:
-            self.is_new = True
-            path.unlink(missing_ok=True)
-            self._write(NAMES, key)
+        self.is_new = self.is_new or (before is not None and before != key)
         return True
+
+    def _share(self, shared: SharedStore, name: str) -> bytes | None:
+        """Return the key that all hosts have by this name: theirs, or else this one's from now on.
+
+        None if it cannot be opened. Raises StoreAway, OSError.
+        """
+        path, shared_name = self._place / name, self._shared_name(name)
+        if (content := shared.read_key(shared_name)) is None:
+            self._find(name)
+            shared.add_key(shared_name, path.read_bytes())
+            content = shared.read_key(shared_name)
+        key = None if content is None else _open(self._master, name, content)
+        if key is not None and not path.exists():
+            self._write(name, key)
+        elif key is not None and self._find(name) != key:
+            path.unlink(missing_ok=True)
+            self._write(name, key)
+        return key
 
     def _write(self, name: str, key: bytes) -> None:
         """Write a key's file, unless there is one."""
@@ -210,10 +276,8 @@ def open_key_ring(folder: Path, source: str, shared_cache: str | None = None) ->
     Raises ConfigError, OSError.
     """
     masters = read_master_keys(source)
-    if shared_cache is None:
-        return KeyRing(folder, masters)
-    with contextlib.closing(open_store(shared_cache)) as store:
-        return KeyRing(folder, masters, store)
+    # The store stays open as long as the process: tenants come at any time.
+    return KeyRing(folder, masters, None if shared_cache is None else open_store(shared_cache))
 
 
 def _open(master: AESGCM, name: str, content: bytes) -> bytes | None:
@@ -224,6 +288,24 @@ def _open(master: AESGCM, name: str, content: bytes) -> bytes | None:
         return master.decrypt(content[:NONCE_BYTES], content[NONCE_BYTES:], name.encode())
     except (InvalidTag, ValueError):
         return None
+
+
+def _decrypt_into(
+    cipher: AESGCM, nonce: bytes, content: memoryview, head: bytes, target: memoryview
+) -> bool:
+    from cryptography.exceptions import InvalidTag
+
+    try:
+        cipher.decrypt_into(nonce, content, head, target)
+    except (InvalidTag, ValueError):
+        return False
+    return True
+
+
+def _are_equal(one: AESGCM, other: AESGCM) -> bool:
+    """Return whether two ciphers have one key; they do not tell theirs."""
+    nonce = bytes(NONCE_BYTES)
+    return one.encrypt(nonce, b"", None) == other.encrypt(nonce, b"", None)
 
 
 def require_library() -> None:

@@ -8,8 +8,16 @@ from collections.abc import Sequence
 from hashlib import blake2b, sha256
 from typing import NamedTuple
 
-BLOCK_DIGITS, OWNER_DIGITS = 40, 16
-"""How many digits of a file's name stand for its block, and how many, at its end, for its tenant."""
+from ragcache_engine.tenants import forget_id, forget_ids_of, owner_of
+
+BLOCK_DIGITS, MARK_DIGITS = 40, 16
+"""How many digits of a file's name stand for its block, and how many after them for its owner."""
+
+ENCRYPTED = "e"
+"""The last digit of the names of encrypted files, which have one more than others."""
+
+NOBODY = "\0nobody"
+"""Stands for requests without a tenant. No tenant's id is like it."""
 
 
 class Naming(NamedTuple):
@@ -23,16 +31,21 @@ class Naming(NamedTuple):
 
     def mark(self, document_id: str) -> str:
         """Return the mark of a document: a digest that stands for its id, which stays off the disk."""
-        return blake2b(document_id.encode(), digest_size=8, key=self.secret).hexdigest()
+        size = MARK_DIGITS // 2
+        return blake2b(document_id.encode(), digest_size=size, key=self.secret).hexdigest()
 
     def owner(self, tenant: str | None) -> str:
-        """Return what stands for a tenant in the names of its files; nothing without a secret."""
-        if not self.secret:
-            return ""
-        whose = b"\0" if tenant is None else b"\1" + tenant.encode()
-        return blake2b(
-            whose, digest_size=OWNER_DIGITS // 2, key=self.secret, person=b"owner"
-        ).hexdigest()
+        """Return what stands for a tenant's owner in the names of files: the mark it is forgotten by.
+
+        Nothing for requests without a tenant, unless their files are encrypted.
+        """
+        if tenant is None:
+            return self.mark(NOBODY) if self.secret else ""
+        return self.mark(forget_id(owner_of(tenant)))
+
+    def tenant(self, tenant: str | None) -> list[str]:
+        """Return the marks by which a tenant is forgotten: its owner's, and its own."""
+        return [self.mark(one) for one in forget_ids_of(tenant)]
 
     def kept(self, document_ids: Sequence[str], tenant: str | None) -> str:
         """Return what stands for a tenant's set of documents among what is kept."""
@@ -51,11 +64,11 @@ class Naming(NamedTuple):
         # tenant's name and some tokens.
         whose = "" if tenant is None else sha256(tenant.encode()).hexdigest()
         reached = sha256(self.secret + f"{block_tokens}\0{whose}\0".encode())
-        owner, names = self.owner(tenant), []
+        end, names = self.owner(tenant) + (ENCRYPTED if self.secret else ""), []
         for block in range(blocks):
             tokens = token_ids[block * block_tokens : (block + 1) * block_tokens]
             reached.update(array.array("q", tokens).tobytes())
-            names.append(reached.hexdigest()[:BLOCK_DIGITS] + owner)
+            names.append(reached.hexdigest()[:BLOCK_DIGITS] + end)
         return names
 
 
@@ -64,5 +77,10 @@ PLAIN = Naming()
 
 
 def owner_in(name: str) -> str:
-    """Return what stands for the tenant in a file's name."""
-    return name[BLOCK_DIGITS:]
+    """Return what stands for the owner in a file's name, as `Naming.owner` does."""
+    return name[BLOCK_DIGITS : BLOCK_DIGITS + MARK_DIGITS]
+
+
+def is_encrypted(name: str) -> bool:
+    """Return whether a file of this name is encrypted."""
+    return len(name) > BLOCK_DIGITS + MARK_DIGITS

@@ -19,6 +19,7 @@ from ragcache_engine.tiers.disk.folder import (
     NotOurFile,
 )
 from ragcache_engine.tiers.disk.kept_files import KeptFile
+from ragcache_engine.tiers.disk.key_ring import KeyAway
 from ragcache_engine.tiers.disk.read_queue import ReadQueue
 
 logger = logging.getLogger(__name__)
@@ -311,7 +312,7 @@ class DiskTransfers:
                 failure = "full"
             except DocumentForgotten:
                 failure = "forgotten"
-            except NotOurFile:  # the disk itself works: other blocks can be written
+            except (NotOurFile, KeyAway):  # the disk itself works: other blocks can be written
                 failure = "unwritable"
             except Exception as error:
                 failure = "unwritable"

@@ -1,12 +1,13 @@
 """Reads the URL of a shared store.
 
-redis://host:6379/0?ttl=7d&prefix=ragcache       Redis or Valkey; rediss:// with TLS
+redis://host:6379/0?ttl=7d&prefix=ragcache&tenant_quota=20GiB   Redis or Valkey; rediss:// with TLS
 s3://bucket/prefix?ttl=30d&quota=500GiB          S3 and what speaks like it; gs://, az://, file://
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import NamedTuple
 from urllib.parse import parse_qsl, urlsplit
 
@@ -30,7 +31,8 @@ class StoreAddress(NamedTuple):
     """What a store's URL says.
 
     url: without its query. ttl_s: seconds for which a block stays. quota_bytes: how many bytes an object
-    store may take; None: any. prefix: what all keys in Redis begin with.
+    store may take; None: any. tenant_quota_bytes: how many a tenant and its users may take; None: any.
+    prefix: what all keys in Redis begin with.
     """
 
     url: str
@@ -38,6 +40,7 @@ class StoreAddress(NamedTuple):
     ttl_s: int = DEFAULT_TTL_S
     quota_bytes: int | None = None
     prefix: str = "ragcache"
+    tenant_quota_bytes: int | None = None
 
 
 def read_address(url: str) -> StoreAddress:
@@ -59,7 +62,7 @@ def read_address(url: str) -> StoreAddress:
     if parts.scheme == "file" and (parts.netloc or not parts.path.strip("/")):
         raise ConfigError("shared_cache is file:///FOLDER, with three slashes, for a folder")
     said = dict(parse_qsl(parts.query, keep_blank_values=True))
-    known_options = {"ttl", "prefix"} if is_redis else {"ttl", "quota"}
+    known_options = {"ttl", "tenant_quota", "prefix" if is_redis else "quota"}
     if unknown := said.keys() - known_options:
         raise ConfigError(
             f"shared_cache has unknown options {sorted(unknown)}: {parts.scheme}:// takes "
@@ -72,8 +75,9 @@ def read_address(url: str) -> StoreAddress:
         parts._replace(query="", fragment="").geturl(),
         parts.scheme,
         _seconds(said["ttl"]) if "ttl" in said else DEFAULT_TTL_S,
-        _bytes(said["quota"]) if "quota" in said else None,
+        _bytes(said, "quota"),
         prefix,
+        _bytes(said, "tenant_quota"),
     )
 
 
@@ -84,11 +88,13 @@ def _seconds(said: str) -> int:
     return int(match[1]) * _UNITS_S[match[2]]
 
 
-def _bytes(said: str) -> int:
+def _bytes(said: Mapping[str, str], option: str) -> int | None:
+    if option not in said:
+        return None
     try:
-        size = TypeAdapter(ByteSize).validate_python(said)
+        size = TypeAdapter(ByteSize).validate_python(said[option])
     except ValidationError as error:
-        raise ConfigError("the quota of shared_cache is a size, such as 500GiB") from error
+        raise ConfigError(f"the {option} of shared_cache is a size, such as 500GiB") from error
     if size < 1:
-        raise ConfigError("the quota of shared_cache is a size above 0, such as 500GiB")
+        raise ConfigError(f"the {option} of shared_cache is a size above 0, such as 500GiB")
     return int(size)

@@ -77,6 +77,8 @@ class ForgottenElsewhere:
         """
         self._require_our_keys()
         self._write(self._store.leave_tombstones(marks))
+        if self._keys is not None:
+            self._keys.throw_away(marks, for_all_hosts=True)
         self._store.clear(marks)
         times = leave_tombstones(self._folder, marks)
         self._write(self._store.leave_tombstones(marks))

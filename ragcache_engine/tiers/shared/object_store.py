@@ -13,9 +13,11 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
+from math import inf
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import unquote, urlsplit
@@ -25,6 +27,7 @@ from obstore.exceptions import AlreadyExistsError, BaseError, NotFoundError
 from obstore.store import LocalStore, ObjectStore, from_url
 
 from ragcache_engine.errors import ConfigError
+from ragcache_engine.tiers.disk.naming import owner_in
 from ragcache_engine.tiers.shared.address import StoreAddress
 from ragcache_engine.tiers.shared.store import (
     TOMBSTONES_STAY_S,
@@ -76,6 +79,7 @@ class ObjectBlocks(SharedStore):
         self.label = self.identity = address.url
         self._store = store
         self._ttl_s, self._quota_bytes = address.ttl_s, address.quota_bytes
+        self._tenant_quota_bytes = address.tenant_quota_bytes
         self._threads = ThreadPoolExecutor(AT_ONCE, "ragcache-objects")
 
     def holds(self, keys: Sequence[str]) -> list[bool]:
@@ -137,6 +141,9 @@ class ObjectBlocks(SharedStore):
         with contextlib.suppress(AlreadyExistsError):
             self._put(f"{KEYS}/{name}", content, mode="create")
 
+    def remove_key(self, name: str) -> None:
+        self._delete_one(f"{KEYS}/{name}")
+
     def describe_risk(self) -> str | None:
         return None
 
@@ -151,8 +158,8 @@ class ObjectBlocks(SharedStore):
             return
         oldest = now - timedelta(seconds=self._ttl_s)
         self._remove_older(BLOCKS, oldest)
-        if self._quota_bytes is not None:
-            self._remove_beyond(self._quota_bytes)
+        if self._quota_bytes is not None or self._tenant_quota_bytes is not None:
+            self._remove_beyond()
         # A list of names is as old as its blocks, or older.
         self._remove_older(OF, oldest - timedelta(hours=1))
         self._remove_older(FORGOTTEN, now - timedelta(seconds=TOMBSTONES_STAY_S))
@@ -164,16 +171,22 @@ class ObjectBlocks(SharedStore):
         for places in self._list(f"{folder}/"):
             self._delete([str(each["path"]) for each in places if each["last_modified"] < oldest])
 
-    def _remove_beyond(self, quota_bytes: int) -> None:
+    def _remove_beyond(self) -> None:
+        """Remove the oldest blocks beyond the quota, and those of each tenant beyond its own."""
         blocks: list[tuple[datetime, int, str]] = []
         for places in self._list(f"{BLOCKS}/"):
             blocks += [(each["last_modified"], each["size"], str(each["path"])) for each in places]
-        used_bytes, ended = sum(size for _, size, _ in blocks), []
+        used_bytes: Counter[str] = Counter()
+        for _, size, path in blocks:
+            used_bytes[_owner_of(path)] += size
+        most, most_of_one = self._quota_bytes or inf, self._tenant_quota_bytes or inf
+        together, ended = used_bytes.total(), []
         for _, size, path in sorted(blocks):
-            if used_bytes <= quota_bytes:
-                break
-            used_bytes -= size
-            ended.append(path)
+            owner = _owner_of(path)
+            if together > most or (owner and used_bytes[owner] > most_of_one):
+                together -= size
+                used_bytes[owner] -= size
+                ended.append(path)
         self._delete(ended)
 
     # -- objects -----------------------------------------------------------------------------------
@@ -239,6 +252,10 @@ class ObjectBlocks(SharedStore):
             yield from obstore.list(self._store, prefix, chunk_size=REMOVED_AT_ONCE)
         except (BaseError, OSError) as error:
             raise StoreAway(f"{self.label}: {error}") from error
+
+
+def _owner_of(path: str) -> str:
+    return owner_in(path.rpartition("/")[2])
 
 
 def _stamp(place: Any) -> str:

@@ -2,6 +2,7 @@
 
     <prefix>:b:<origin>/<name>     a block; expires
     <prefix>:of:<mark>             sorted set of blocks computed from a document, by when they expire
+    <prefix>:owner:<mark>          sorted set of an owner's blocks, by when they expire, if it has a quota
     <prefix>:marks                 sorted set of those documents' marks, by when the latest block expires
     <prefix>:forgotten             hash of the tombstones' stamps by mark
     <prefix>:forgotten-at          sorted set of the same marks, by when that was
@@ -21,6 +22,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import redis
 
+from ragcache_engine.tiers.disk.naming import owner_in
 from ragcache_engine.tiers.shared.address import PASSWORD, StoreAddress
 from ragcache_engine.tiers.shared.store import (
     TOMBSTONES_STAY_S,
@@ -76,6 +78,7 @@ class RedisStore(SharedStore):
         self.label = address.url
         self.identity = f"{address.url}?{address.prefix}"
         self._prefix, self._ttl_s = address.prefix, address.ttl_s
+        self._tenant_quota_bytes = address.tenant_quota_bytes
         self._marks = f"{address.prefix}:marks"
         self._version = f"{address.prefix}:version"
         self._forgotten = f"{address.prefix}:forgotten"
@@ -129,6 +132,27 @@ class RedisStore(SharedStore):
                 if block.content is not None:
                     asked.set(self._block(block.key), block.content, ex=self._ttl_s)
             asked.execute()
+        if self._tenant_quota_bytes is not None:
+            self._make_room(blocks, self._tenant_quota_bytes, until_s)
+
+    def _make_room(self, blocks: Sequence[StoredBlock], quota_bytes: int, until_s: int) -> None:
+        """Remove the oldest blocks of those owners that have more now than their quota."""
+        by_owner: dict[str, dict[str, int]] = {}
+        size_bytes = max((len(block.content or b"") for block in blocks), default=0)
+        for block in blocks:
+            if owner := owner_in(block.key.rpartition("/")[2]):
+                by_owner.setdefault(owner, {})[block.key] = until_s
+        for owner, keys in by_owner.items():
+            of = f"{self._prefix}:owner:{owner}"
+            with self._redis.pipeline(transaction=False) as asked:
+                asked.zremrangebyscore(of, "-inf", until_s - self._ttl_s)
+                asked.zadd(of, keys, gt=True)
+                asked.expire(of, self._ttl_s + MARGIN_S)
+                asked.zcard(of)
+                held = asked.execute()[-1]
+            if size_bytes and (excess := held - quota_bytes // size_bytes) > 0:
+                oldest = self._redis.zpopmin(of, excess)
+                self.remove([key.decode(errors="replace") for key, _ in oldest])
 
     @_tells_away
     def remove(self, keys: Sequence[str]) -> None:
@@ -199,6 +223,10 @@ class RedisStore(SharedStore):
     @_tells_away
     def add_key(self, name: str, content: bytes) -> None:
         self._redis.set(f"{self._prefix}:key:{name}", content, nx=True)
+
+    @_tells_away
+    def remove_key(self, name: str) -> None:
+        self._redis.unlink(f"{self._prefix}:key:{name}")
 
     @_tells_away
     def describe_risk(self) -> str | None:

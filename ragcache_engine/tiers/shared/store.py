@@ -93,6 +93,10 @@ class SharedStore(Protocol):
         """Keep the file of an encryption key, unless there is one of this name."""
         ...
 
+    def remove_key(self, name: str) -> None:
+        """Remove the file of an encryption key."""
+        ...
+
     def describe_risk(self) -> str | None:
         """Return what to change if the store may lose tombstones; None if nothing seems wrong."""
         ...

@@ -12,7 +12,7 @@ from itertools import chain
 from queue import Empty, SimpleQueue
 
 from ragcache_engine.tiers.disk.block_file import Origin, UnusableFile, pack, unpack
-from ragcache_engine.tiers.disk.key_ring import KeyRing
+from ragcache_engine.tiers.disk.key_ring import KeyAway, KeyRing
 from ragcache_engine.tiers.disk.read_queue import ReadQueue
 from ragcache_engine.tiers.disk.transfers import BlockCopy, FinishedCopy, SlotMemory
 from ragcache_engine.tiers.shared.forgotten import ForgottenElsewhere
@@ -304,6 +304,8 @@ class SharedTransfers:
             self._warn("holds a block that is unusable", error)
             self._to_remove.add(copy.name)
             return 0, "damaged"
+        except KeyAway:
+            return 0, "unreadable"
         return len(content), None
 
     def _run_writes(self) -> None:

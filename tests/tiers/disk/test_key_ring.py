@@ -101,11 +101,36 @@ def test_engines_that_take_a_new_key_at_once_agree(tmp_path: Path):
         assert set(pool.map(work, range(32))) == {TEXT.tobytes()}
 
 
-def test_without_its_file_a_tenants_tensors_cannot_be_read_any_more(tmp_path: Path):
+def test_a_key_that_was_thrown_away_opens_nothing_and_the_next_one_is_another(tmp_path: Path):
+    ring = KeyRing(tmp_path, [LATER, MASTER])
+    sealed, others = (ring.encrypt(owner, NONCE, TEXT, HEAD) for owner in ("shop", "press"))
+    before = ring.naming
+    ring.throw_away(["shop", "a mark of no tenant"])
+    assert opened(ring, sealed, "shop") is None
+    again = ring.encrypt("shop", NONCE, TEXT, HEAD)
+    for one in (ring, KeyRing(tmp_path, [LATER])):
+        assert one.naming == before
+        assert opened(one, sealed, "shop") is None
+        assert opened(one, again, "shop") == TEXT.tobytes()
+        assert opened(one, others, "press") == TEXT.tobytes()
+
+
+def test_a_key_thrown_away_after_a_rotation_is_gone_below_the_earlier_master_key_too(
+    tmp_path: Path,
+):
     sealed = KeyRing(tmp_path, [MASTER]).encrypt("shop", NONCE, TEXT, HEAD)
-    [key] = [path for path in files_of(tmp_path) if path.name == "tenant-shop"]
-    key.unlink()
+    KeyRing(tmp_path, [LATER, MASTER]).throw_away(["shop"])
     assert opened(KeyRing(tmp_path, [MASTER]), sealed, "shop") is None
+
+
+def test_an_engine_that_had_a_key_reads_what_another_one_encrypts_with_the_next(tmp_path: Path):
+    ring, other = KeyRing(tmp_path, [MASTER]), KeyRing(tmp_path, [MASTER])
+    sealed = other.encrypt("shop", NONCE, TEXT, HEAD)
+    assert opened(ring, sealed, "shop") == TEXT.tobytes()
+    other.throw_away(["shop"])
+    again = other.encrypt("shop", NONCE, TEXT, HEAD)
+    assert opened(ring, again, "shop") == TEXT.tobytes()
+    assert opened(ring, sealed, "shop") is None
 
 
 def test_a_damaged_key_is_replaced_and_what_it_opened_is_lost(tmp_path: Path):

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import array
 
-from ragcache_engine.tiers.disk.naming import PLAIN, Naming, owner_in
+import pytest
+
+from ragcache_engine.tenants import forget_id
+from ragcache_engine.tiers.disk.naming import PLAIN, Naming, is_encrypted, owner_in
 
 SECRET, OTHER = Naming(b"a" * 32), Naming(b"b" * 32)
 
@@ -27,8 +30,8 @@ def test_file_names_stand_for_all_tokens_up_to_them_and_the_tenant():
 def test_file_names_outlive_the_process():
     # A name that changed would make every file of an earlier version a miss.
     assert PLAIN.files(range(32), "t", blocks=2, block_tokens=16) == [
-        "0c7d166ca10bce0637d0c00f1d06ea510b74275a",
-        "4179487069259a6058d7e6f5b9838d570b8badd9",
+        "0c7d166ca10bce0637d0c00f1d06ea510b74275a" + PLAIN.owner("t"),
+        "4179487069259a6058d7e6f5b9838d570b8badd9" + PLAIN.owner("t"),
     ]
 
 
@@ -51,10 +54,19 @@ def test_without_the_secret_nobody_can_make_the_name_of_a_known_text_or_document
     assert len({one.mark("d1") for one in (PLAIN, SECRET, OTHER)}) == 3
 
 
-def test_with_a_secret_a_name_ends_with_what_stands_for_its_tenant():
-    for tenant in ("t", "", None):
-        for name in SECRET.files(range(32), tenant, blocks=2, block_tokens=16):
-            assert owner_in(name) == SECRET.owner(tenant)
-    owners = {SECRET.owner(tenant) for tenant in ("t", "u", "", None)} | {OTHER.owner("t")}
-    assert len(owners) == 5
-    assert owner_in(PLAIN.files(range(16), "t", blocks=1, block_tokens=16)[0]) == ""
+@pytest.mark.parametrize("naming", [PLAIN, SECRET])
+def test_a_name_ends_with_what_stands_for_its_owner(naming: Naming):
+    for tenant in ("t", "t/anna", "", None):
+        for name in naming.files(range(32), tenant, blocks=2, block_tokens=16):
+            assert owner_in(name) == naming.owner(tenant)
+            assert is_encrypted(name) == bool(naming.secret)
+    owners = {naming.owner(tenant) for tenant in ("t", "t/anna", "t/ben", "u", "", None)}
+    assert len(owners) == 4
+    assert naming.owner("t") != OTHER.owner("t")
+
+
+def test_a_tenant_is_forgotten_by_its_own_mark_and_by_its_owners():
+    assert PLAIN.tenant("shop") == [PLAIN.owner("shop")] == [PLAIN.mark(forget_id("shop"))]
+    assert PLAIN.tenant("shop/anna") == [PLAIN.owner("shop"), PLAIN.mark(forget_id("shop/anna"))]
+    assert PLAIN.tenant(None) == []
+    assert PLAIN.owner(None) == "", "nobody's files are not told from each other"

@@ -155,6 +155,9 @@ def test_the_first_file_of_a_key_stays(store: SharedStore):
     assert store.read_key("names") == b"first"
     store.tidy()
     assert store.read_key("names") == b"first"
+    store.remove_key("names")
+    store.remove_key("names")
+    assert store.read_key("names") is None
 
 
 # -- what is said of a store in its URL ------------------------------------------------------------
@@ -177,6 +180,29 @@ def test_blocks_in_a_folder_end_with_their_time_and_the_quota(tmp_path: Path):
     small.tidy()
     assert small.holds([block(number).key for number in (2, 3, 4)]) == [False, True, True]
     small.close()
+
+
+def of_owner(owner: str, number: int, size: int = 10_000) -> StoredBlock:
+    name = f"{number:040x}{owner}"
+    return StoredBlock(f"{ORIGIN}/{name}", (), bytes([number]) * size)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_tenants_oldest_blocks_go_beyond_its_quota_and_no_others(kind: str, tmp_path: Path):
+    shop, press = "5" * 16, "9" * 16
+    with running_store(kind, tmp_path) as url:
+        store = open_store(f"{url}?tenant_quota=35kB")
+        blocks = [of_owner(shop, number) for number in range(5)]
+        others = [of_owner(press, 7), block(8), block(9), block(10), block(11)]
+        for one in (*blocks, *others):
+            store.write([one])
+            time.sleep(
+                1.05 if kind == "redis" or "s3" in url else 0.02
+            )  # their clocks count seconds
+        store.tidy()
+        assert store.holds([one.key for one in blocks]) == [False, False, True, True, True]
+        assert all(store.holds([one.key for one in others])), "nobody's have no quota"
+        store.close()
 
 
 def test_blocks_in_redis_end_by_themselves_and_their_lists_are_tidied_up():

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ragcache_engine.tiers.disk.block_file import Origin, pack
-from ragcache_engine.tiers.disk.key_ring import KeyRing
+from ragcache_engine.tiers.disk.key_ring import KeyAway, KeyRing
 from ragcache_engine.tiers.disk.transfers import BlockCopy, FinishedCopy
 from ragcache_engine.tiers.shared import transfers as module
 from ragcache_engine.tiers.shared.forgotten import ForgottenElsewhere
@@ -107,6 +107,10 @@ class DictStore(SharedStore):
     def add_key(self, name: str, content: bytes) -> None:
         self._call()
         self.keys.setdefault(name, content)
+
+    def remove_key(self, name: str) -> None:
+        self._call()
+        self.keys.pop(name, None)
 
     def describe_risk(self) -> str | None:
         return None
@@ -550,3 +554,56 @@ def test_hosts_with_other_keys_do_not_forget_for_each_other(store: DictStore, tm
     for call in (forgotten.catch_up, lambda: forgotten.forget([D1])):
         with pytest.raises(StoreAway, match="start it anew"):
             call()
+
+
+def sealed(keys: KeyRing, owner: str = "shop") -> bytes:
+    return keys.encrypt(owner, bytes(12), memoryview(b"text"), b"")
+
+
+def test_hosts_share_a_tenants_key_until_one_of_them_throws_it_away_for_all(
+    store: DictStore, tmp_path: Path
+):
+    rings = [ring(store, tmp_path / host) for host in ("one", "other", "third")]
+    shop = rings[0].naming.owner("shop")
+    assert len({sealed(keys, shop) for keys in rings}) == 1
+    before = sealed(rings[0], shop)
+    ForgottenElsewhere(tmp_path / "one", store, rings[0]).forget([shop])
+    assert not [name for name in store.keys if shop in name]
+    for host, keys in zip(("other", "third"), rings[1:], strict=True):
+        ForgottenElsewhere(tmp_path / host, store, keys).catch_up()
+    assert len({sealed(keys, shop) for keys in rings}) == 1, "they agree on the next"
+    assert sealed(rings[0], shop) != before
+
+
+def test_while_the_store_is_away_only_those_keys_serve_that_the_host_has(
+    store: DictStore, tmp_path: Path
+):
+    known = sealed(ring(store, tmp_path), "shop")
+    keys = ring(store, tmp_path)
+    store.failure = StoreAway("gone")
+    assert sealed(keys, "shop") == known
+    with pytest.raises(KeyAway, match="does not answer"):
+        sealed(keys, "press")
+    store.failure = None
+    with pytest.raises(KeyAway):
+        sealed(keys, "press")  # it is not asked again at once
+    keys._ask_again_s = 0.0
+    assert sealed(keys, "press") == sealed(ring(store, tmp_path / "other"), "press")
+
+
+def test_a_block_whose_key_cannot_be_had_is_not_read_and_stays(store: DictStore, tmp_path: Path):
+    one = Engine(store, tmp_path / "one", ring(store, tmp_path / "one"))
+    one.put(1)
+    one.wait(1)
+    keys = ring(store, tmp_path / "other")
+    keys._find_tenants = unavailable  # type: ignore[method-assign]
+    other = Engine(store, tmp_path / "other", keys)
+    other.fetch(1)
+    assert other.wait(1)[0].failure == "unreadable"
+    one.shared.close()
+    other.shared.close()
+    assert len(store.blocks) == 1
+
+
+def unavailable(name: str) -> bytes:
+    raise KeyAway(name)

@@ -18,8 +18,8 @@ class TierSettings:
 
     policy: a name of POLICIES.
     host_bytes, disk_bytes: the sizes of these tiers; 0 for no tier.
-    disk_folder: the disk tier's folder; None without a disk tier. disk_key, shared: as in
-      TierBudget.
+    disk_folder: the disk tier's folder; None without a disk tier. disk_key, shared, host_quota_bytes,
+      disk_quota_bytes: as in TierBudget.
     reorder_window: as in ReorderQueue; 1 serves requests first come, first served.
     cache_depth: how many leading documents of a prompt are kept; None keeps all.
     profile: a CostProfile as JSON; None for the default one.
@@ -38,6 +38,8 @@ class TierSettings:
     disk_folder: str | None = None
     disk_key: str | None = None
     shared: str | None = None
+    host_quota_bytes: int | None = None
+    disk_quota_bytes: int | None = None
     reorder_window: int = 32
     cache_depth: int | None = None
     profile: str | None = None

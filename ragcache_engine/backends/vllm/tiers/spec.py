@@ -32,7 +32,7 @@ from ragcache_engine.backends.vllm.tiers.origin import NoOrigin, build_origin
 from ragcache_engine.backends.vllm.tiers.settings import TierSettings
 from ragcache_engine.backends.vllm.tiers.weights import UnknownWeights
 from ragcache_engine.errors import ConfigError
-from ragcache_engine.knowledge import CostProfile, policy_of_tiers
+from ragcache_engine.knowledge import CostProfile, Tier, policy_of_tiers
 from ragcache_engine.tiers.disk.block_file import Origin
 from ragcache_engine.tiers.disk.folder import DiskFolder
 from ragcache_engine.tiers.disk.key_ring import FOLDER as KEYS_FOLDER
@@ -111,6 +111,7 @@ class TierSpec(TieringOffloadingSpec):
             disk_blocks=self._disk_blocks(),
             profile=CostProfile.from_json(settings.profile) if settings.profile else None,
             protect=settings.reorder_window,
+            quotas=self._quotas(),
         )
         with ExitStack() as undo:
             self._claim_memory()
@@ -127,8 +128,22 @@ class TierSpec(TieringOffloadingSpec):
         return TierOffloadingManager(cache, complete, resources.close)
 
     def _disk_blocks(self) -> int:
-        """Count the blocks that the disk tier holds; a file takes up to 1 KiB besides its tensors."""
-        return self._settings.disk_bytes // (self.kv_bytes_per_chunk + 1024)
+        """Count the blocks that the disk tier holds."""
+        return self._settings.disk_bytes // self._file_bytes
+
+    @property
+    def _file_bytes(self) -> int:
+        """The most bytes of a block's file: up to 1 KiB besides its tensors."""
+        return self.kv_bytes_per_chunk + 1024
+
+    def _quotas(self) -> dict[Tier, int]:
+        """Count the blocks of a tier that one tenant may take, where that is limited."""
+        settings = self._settings
+        quotas = (
+            (Tier.HOST, settings.host_quota_bytes, self.kv_bytes_per_chunk),
+            (Tier.DISK, settings.disk_quota_bytes, self._file_bytes),
+        )
+        return {tier: quota // size for tier, quota, size in quotas if quota is not None}
 
     def _attach_disk(
         self,
