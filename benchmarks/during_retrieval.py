@@ -13,6 +13,11 @@ Engines get each question in turn: speculation "off", "on" and "auto". TTFT coun
 first questions, by which "auto" learns the chain's times, do not count. With --load they come at random
 times, so many times as fast as the model computes them one by one, to one engine after the other.
 
+With --streamed the documents come over seconds, as Stream2LLM (MLSys 2026) published it of its traces.
+append: a crawler's pages, one after the other, 0.7 s apart in the mean. update: a vector search in 1 to
+26 parts, 4 in the median, which replace what the one before had found from some place on; they come
+37 ms apart in the median, and some take seconds. --device-tokens makes memory short.
+
 --tier cold: each question finds empty tiers. disk: what was prefilled before lies on disk, and memory is
 empty. host: it is in memory. --on a10g and h100 simulate a 7B model on a GPU in real time, from published
 rates: steps sleep. --on vllm is the real one, on this machine.
@@ -22,6 +27,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import random
 import re
 import statistics
@@ -61,6 +67,12 @@ EARLY = (1 / 8, 1 / 4)
 """After which shares of a search it tells what it has found."""
 TOO_EARLY = 12
 """Of so many questions one has other documents at the first of these."""
+PAGE_S = 0.7
+"""The mean time between two pages of a crawler."""
+PARTS, PART_S, SPREAD = (4, 26), 0.037, 2.2
+"""Parts of a vector search: median and most; the median time between two, and by how much (the standard
+deviation of its logarithm) it varies, so that a search takes some seconds where one part does."""
+LONGEST_PART_S = 9.0
 PATIENCE = 3000
 FIRST_TOKEN = SamplingOptions(max_tokens=1, add_special_tokens=False)
 DEVICE_TOKENS, HOST_TOKENS, DISK_TOKENS = 1 << 16, 1 << 19, 1 << 22
@@ -128,7 +140,12 @@ def run_cell(asked: argparse.Namespace) -> list[dict[str, Any]]:
             first, rest = questions[: LEAST_QUESTIONS + 1], questions[LEAST_QUESTIONS + 1 :]
             alone = {
                 mode: [
-                    _ask(engines[mode], one, known, asked, is_early=False).usage for one in first
+                    (
+                        _stream(engines[mode], one, known, asked, -number)
+                        if asked.streamed
+                        else _ask(engines[mode], one, known, asked, is_early=False)
+                    ).usage
+                    for number, one in enumerate(first)
                 ]
                 for mode in asked.modes
             }
@@ -167,8 +184,12 @@ def _ask_many(
         for number, question in enumerate(questions):
             at_s += dice.expovariate(rate)
             time.sleep(max(0.0, begun + at_s - time.monotonic()))
-            is_early = number % TOO_EARLY == 0
-            running.append(threads.submit(_ask, engine, question, known, asked, is_early))
+            if asked.streamed:
+                asking = threads.submit(_stream, engine, question, known, asked, number)
+            else:
+                is_early = number % TOO_EARLY == 0
+                asking = threads.submit(_ask, engine, question, known, asked, is_early)
+            running.append(asking)
     return [_row(number, mode, one.result()) for number, one in enumerate(running)]
 
 
@@ -218,7 +239,7 @@ def _ratios(rows: Sequence[Mapping[str, Any]], mode: str) -> list[float]:
 def _name(asked: argparse.Namespace) -> str:
     parts = (
         *(asked.on, asked.reuse, asked.tier, asked.search_ms, asked.rerank_ms),
-        *(asked.kept, asked.times, asked.load),
+        *(asked.kept, asked.times, asked.load, asked.streamed, asked.device_tokens),
     )
     return "-".join(map(str, parts))
 
@@ -255,9 +276,10 @@ def _start(mode: str, asked: argparse.Namespace) -> Iterator[RAGCacheEngine]:
     if asked.on != "vllm":
         from virtual.accelerator import Accelerator
 
-        tokens = (DEVICE_TOKENS, 0, 0) if asked.tier == "cold" else (DEVICE_TOKENS, HOST_TOKENS, 0)
+        device = asked.device_tokens
+        tokens = (device, 0, 0) if asked.tier == "cold" else (device, HOST_TOKENS, 0)
         if asked.tier == "disk":
-            tokens = (DEVICE_TOKENS, HOST_TOKENS, DISK_TOKENS)
+            tokens = (device, HOST_TOKENS, DISK_TOKENS)
         config = EngineConfig(model="any", backend="memory", **settings)
         with RAGCacheEngine(config, backend=Accelerator(asked.on, tokens, ratio)) as engine:
             yield engine
@@ -330,12 +352,49 @@ def _ask(
     return engine.generate(_prompt(question.text, chosen), options=FIRST_TOKEN)
 
 
+def _stream(
+    engine: RAGCacheEngine,
+    question: Question,
+    known: Corpus,
+    asked: argparse.Namespace,
+    number: int,
+) -> Answer:
+    """Retrieve documents that come over seconds, and ask. number: draws the times."""
+    dice, chosen = random.Random(number), _choose(question, asked)
+    with engine.retrieval(question.text, chain="chain") as retrieval:
+        for waits_s, documents in _arrivals(chosen, question, asked, dice):
+            time.sleep(waits_s)
+            retrieval.provisional(documents)
+        retrieval.look_up_neighbours(chosen, known)
+        retrieval.found(chosen)
+    return engine.generate(_prompt(question.text, chosen), options=FIRST_TOKEN)
+
+
+def _arrivals(
+    chosen: Sequence[Document], question: Question, asked: argparse.Namespace, dice: random.Random
+) -> Iterator[tuple[float, Sequence[Document]]]:
+    """Yield when, after the ones before, which documents are known."""
+    if asked.streamed == "append":
+        for count in range(1, len(chosen) + 1):
+            yield dice.expovariate(1 / PAGE_S), chosen[:count]
+        return
+    median, most = PARTS
+    parts = min(most, 1 + int(dice.expovariate(math.log(2) / (median - 0.5))))
+    others = [one for one in question.documents if one not in chosen] or chosen[::-1]
+    for part in range(parts):
+        is_last, same = part == parts - 1, dice.randrange(len(chosen))
+        rest = [dice.choice(others) for _ in chosen[same:]]
+        waits_s = min(LONGEST_PART_S, PART_S * dice.lognormvariate(0.0, SPREAD))
+        yield waits_s, chosen if is_last else [*chosen[:same], *dict.fromkeys(rest)]
+
+
 def _row(number: int, mode: str, answer: Answer) -> dict[str, Any]:
     usage = answer.usage
     return {
         "question": number,
         "mode": mode,
         "ttft_s": usage.ttft_s,
+        "late_s": usage.ttft_s - usage.retrieval_s,
         "prompt_tokens": usage.prompt_tokens,
         "computed": usage.computed_tokens,
         "borrowed": usage.borrowed.total,
@@ -350,8 +409,17 @@ def report(rows: Sequence[Mapping[str, Any]], modes: Sequence[str]) -> str:
         shares = [f"{_share(mine, name):.2f}" for name in ("computed", "borrowed")]
         ttft = spread([row["ttft_s"] for row in mine], ".0f", 1000)
         ratio = spread(_ratios(rows, mode)) if "off" in modes else ""
-        lines.append([mode, ttft, *shares, ratio])
-    heads = ["speculation", "TTFT, ms", "computed of prompt", "borrowed", "TTFT over off, in pairs"]
+        late = sorted(row["late_s"] for row in mine)
+        slow = f"{1000 * statistics.median(late):.0f}, {1000 * late[int(0.99 * len(late))]:.0f}"
+        lines.append([mode, ttft, slow, *shares, ratio])
+    heads = [
+        "speculation",
+        "TTFT, ms",
+        "after the search: median, p99",
+        "computed of prompt",
+        "borrowed",
+        "TTFT over off, in pairs",
+    ]
     return "\n".join(table(heads, lines))
 
 
@@ -377,12 +445,20 @@ def _parse() -> argparse.Namespace:
     parser.add_argument(
         "--load", type=float, default=0.0, help="times the model's own speed; 0: at rest"
     )
+    parser.add_argument(
+        "--streamed", choices=("append", "update"), help="documents come over seconds; with --load"
+    )
+    parser.add_argument(
+        "--device-tokens", type=int, default=DEVICE_TOKENS, help="of a simulated GPU"
+    )
     parser.add_argument("--stages", action="store_true", help="tell what is found before the end")
     parser.add_argument("--ratio", type=float, default=0.1, help="recompute_ratio")
     parser.add_argument("--dtype", default="auto", help="of model and cache")
     parser.add_argument("--model", help="a folder or hub id (default: the demo's model)")
     parser.add_argument("--out", type=Path, help="a folder for the raw figures")
     parsed = parser.parse_args()
+    if parsed.streamed and not parsed.load:
+        parser.error("--streamed needs --load")
     if parsed.grid and not parsed.out:
         parser.error("--grid needs --out")
     return parsed

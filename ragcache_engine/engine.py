@@ -59,7 +59,7 @@ from ragcache_engine.requests.runtime import Runtime
 from ragcache_engine.requests.streams import AnswerStream, join_pieces, read_async
 from ragcache_engine.retrievals.document_order import DocumentOrdering
 from ragcache_engine.retrievals.tracker import RetrievalInProgress, RetrievalTracker
-from ragcache_engine.tenants import forget_id
+from ragcache_engine.tenants import forget_id, forget_ids_of
 from ragcache_engine.tiers.kept import KeepOrder
 from ragcache_engine.tiers.tree_snapshot import MOST_DOCUMENTS, TreeSnapshot
 from ragcache_engine.values import (
@@ -822,9 +822,9 @@ class RAGCacheEngine:
         """Forget a tenant: everything that was computed for its requests, in every tier.
 
         tenant: as in `generate`; with "shop" its users go as well, such as "shop/anna". What is kept of
-          it is kept no longer, and what the engine remembers of its retrievals and prompts goes too. If
-          the disk cache is encrypted, the key of "shop" is thrown away, so that copies of its files
-          elsewhere, as in a backup, cannot be read again; "shop/anna" has the key of "shop".
+          it is kept no longer, and what the engine remembers of its ended retrievals and prompts goes
+          too. If the disk cache is encrypted, the key of "shop" is thrown away, so that copies of its
+          files elsewhere cannot be read again; "shop/anna" has the key of "shop".
 
         Its later requests are answered, and cached anew. Raises InvalidArgument and what `forget` raises.
 
@@ -848,6 +848,8 @@ class RAGCacheEngine:
                 "forget_tenant takes a tenant's name; documents of requests without a tenant are "
                 "forgotten by id"
             )
+        for key in [key for key in self._sync_records if forget_id(named) in forget_ids_of(key[0])]:
+            del self._sync_records[key]
         return self._begin_forgetting([forget_id(named)])
 
     def clear_cache(self) -> None:

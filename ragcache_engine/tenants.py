@@ -15,8 +15,8 @@ _TENANT = "\0tenant\0"
 
 
 def owner_of(tenant: str) -> str:
-    """Return the owner of a tenant."""
-    return tenant.partition(BELOW)[0]
+    """Return the owner of a tenant: itself, if nothing stands before its first slash."""
+    return tenant.partition(BELOW)[0] or tenant
 
 
 def forget_id(tenant: str) -> str:
@@ -30,7 +30,11 @@ def tenant_of(document_id: str) -> str | None:
 
 
 def forget_ids_of(tenant: str | None) -> tuple[str, ...]:
-    """Return the ids with which what a tenant stored is forgotten: its owner's, and its own."""
+    """Return the ids with which what a tenant stored is forgotten.
+
+    Its owner's, its own, and that of the user whose name stands before a second slash.
+    """
     if tenant is None:
         return ()
-    return tuple(dict.fromkeys((forget_id(owner_of(tenant)), forget_id(tenant))))
+    user = BELOW.join(tenant.split(BELOW, 2)[:2])
+    return tuple(map(forget_id, dict.fromkeys((owner_of(tenant), user, tenant))))

@@ -11,7 +11,7 @@ from ragcache_engine.corpora.registered import DOCUMENT_BYTES, Corpora, Owner, s
 from ragcache_engine.errors import CorpusTooLarge
 from ragcache_engine.latest_items import LatestItems
 from ragcache_engine.prompt import Span
-from ragcache_engine.tenants import owner_of
+from ragcache_engine.tenants import forget_id, forget_ids_of, owner_of
 
 CORPUS = "learned"
 """The corpus that a tenant's recurring texts stand in, where it can look at them and remove them."""
@@ -60,14 +60,18 @@ class LearnedDocuments:
             self._recurring.forget(lambda key: key[0] == owner)
 
     def forget_tenant(self, tenant: str) -> None:
-        """Remember no prompt of a tenant and its users.
+        """Remember no prompt of a tenant and its users, nor what was learned from them.
 
-        What was learned from prompts of callers whose keys stand for no tenants is removed, as nobody
-        knows from whose.
+        Nobody knows from whose prompts of an owner a text was learned, so all that was goes; and what was
+        from prompts of callers whose keys stand for no tenants.
         """
+        doomed = forget_id(tenant)
         with self._lock:
-            self._recurring.forget(lambda key: tenant in (key[0], key[1], owner_of(key[1] or "")))
-            self._corpora.drop(None, CORPUS)
+            self._recurring.forget(
+                lambda key: doomed in (*forget_ids_of(key[0]), *forget_ids_of(key[1]))
+            )
+        for owner in (None, owner_of(tenant)):
+            self._corpora.drop(owner, CORPUS)
 
     def _touch(self, owner: Owner, spans: Iterable[Span]) -> None:
         for span in spans:

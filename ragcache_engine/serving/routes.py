@@ -199,10 +199,10 @@ class Served:
 
     def _drop_corpora(self, tenants: Sequence[str]) -> None:
         for tenant in tenants:
-            for name in self.corpora.summaries(tenant):
-                self.corpora.drop(tenant, name)
             if self.learned is not None:
                 self.learned.forget_tenant(tenant)
+            for name in self.corpora.summaries(tenant):
+                self.corpora.drop(tenant, name)
 
     async def forget_owed(self) -> None:
         """Forget the registered documents that were removed or changed, all at once.

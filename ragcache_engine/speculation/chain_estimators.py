@@ -53,10 +53,12 @@ class ChainEstimators:
 
         documents: those in the prompt, in its order.
         """
-        found_s, was_idle = search.documents_since_s, search.was_idle
-        ended_s = found_s if search.ended_s is None else search.ended_s
+        was_idle = search.was_idle
+        ended_s = now_s if search.ended_s is None else search.ended_s
         estimator = self._of(search.chain)
-        estimator.note_search(ended_s - found_s, search.changes, was_idle=was_idle)
+        estimator.note_search(
+            search.early_s(), search.changes, ended_s - search.started_s, was_idle=was_idle
+        )
         estimator.note_prompt(now_s - ended_s, was_idle=was_idle, options=options)
         if search.candidates_s is not None:
             names = [one.id for one in search.candidates]
@@ -74,6 +76,11 @@ class ChainEstimators:
             if search.was_idle:
                 figures = figures.after_preparing(search.preparing_s)
             estimator.figures = figures
+
+    def search_s(self, chain: Hashable) -> float:
+        """Return how long the chain's searches take; 0 if none was seen."""
+        known = self._estimators.get(chain)
+        return 0.0 if known is None else known.figures.search_s or 0.0
 
     def candidates_of(self, chain: Hashable) -> CandidateFigures:
         """Return what the chain's questions tell about its candidates."""

@@ -7,7 +7,8 @@ wrong guess still runs when the right prompt comes. All times are seconds.
 
 Guesses on provisional documents have an estimate of their own. A right one begins earlier, by what the
 search still takes after the stage that first has the final documents. Each stage with other documents
-makes one wrong. Both are seen in every search, whether or not anything was guessed, so a chain with short
+makes one wrong, as far as it does not begin with the same ones: a crawler that adds page to page makes
+none wrong. Both are seen in every search, whether or not anything was guessed, so a chain with short
 searches need not pay for wrong guesses to learn that they do not pay.
 """
 
@@ -52,9 +53,10 @@ class ChainFigures:
     useful_share: the share of the questions speculated on whose speculation was useful.
     wrong_guesses: cancelled speculations per question speculated on.
     preparing_s: seconds from the decision to speculate until the backend has the request.
-    early_s: seconds from the stage that first had the final documents to the end of the search, in idle
-      moments; None before the first search.
-    changes: how many times a search replaced the documents of an earlier stage.
+    early_s: seconds from the stages that first had each of the final documents behind those before it,
+      to the end of the search: the mean, in idle moments; None before the first search.
+    changes: how many times a search replaced the documents of an earlier stage; see TrackedSearch.
+    search_s: how long a search takes; None before the first one.
     """
 
     lead_s: float | None = None
@@ -63,6 +65,7 @@ class ChainFigures:
     preparing_s: float = PREPARING_S
     early_s: float | None = None
     changes: float = FIRST_CHANGES
+    search_s: float | None = None
 
     @property
     def head_start_s(self) -> float:
@@ -80,7 +83,7 @@ class ChainFigures:
             return self
         return replace(self, lead_s=self.early_s + self.lead_s)
 
-    def after_search(self, early_s: float, changes: int) -> ChainFigures:
+    def after_search(self, early_s: float, changes: float) -> ChainFigures:
         """Return the figures with one more search that came in an idle moment."""
         return replace(
             self,
@@ -96,11 +99,11 @@ class ChainFigures:
         """Return the figures with one more guess that took so long to prepare."""
         return replace(self, preparing_s=running_mean(self.preparing_s, seconds))
 
-    def after_question(self, was_of_use: bool, wrong_guesses: int) -> ChainFigures:
+    def after_question(self, was_of_use: bool, wrong_guesses: float) -> ChainFigures:
         """Return the figures with one more question that was speculated on.
 
         was_of_use: whether a speculation was adopted, or prefilled the documents as planned.
-        wrong_guesses: how many speculations were cancelled for this question.
+        wrong_guesses: how many speculations were cancelled for this question; see TrackedSearch.
         """
         return replace(
             self,
@@ -197,11 +200,16 @@ class Estimator:
     _options: SamplingOptions | None = None  # of the last prompt
     _same_options: int = STEADY_PROMPTS  # prompts in a row with these options; enough at first
 
-    def note_search(self, early_s: float, changes: int, *, was_idle: bool) -> None:
-        """Note that a search first had its final documents `early_s` before its end.
+    def note_search(
+        self, early_s: float, changes: float, search_s: float, *, was_idle: bool
+    ) -> None:
+        """Note that a search first had its final documents `early_s` before its end, in the mean.
 
-        changes: how many times it had replaced others by then. was_idle: as in `note_prompt`.
+        changes: how many times it had replaced others by then. search_s: how long it took. was_idle: as
+        in `note_prompt`.
         """
+        mean_s = running_mean(self.figures.search_s, search_s)
+        self.figures = replace(self.figures, search_s=mean_s)
         if was_idle:
             self.figures = self.figures.after_search(early_s, changes)
 

@@ -26,7 +26,7 @@ from ragcache_engine.speculation.prefill_load import PrefillLoad
 from ragcache_engine.speculation.request_planner import RequestPlanner
 from ragcache_engine.speculation.runner import SpeculationRunner
 from ragcache_engine.speculation.search_registry import SearchRegistry
-from ragcache_engine.speculation.tracked_search import TrackedSearch
+from ragcache_engine.speculation.tracked_search import TrackedSearch, share_replaced
 from ragcache_engine.values import (
     Document,
     ModelLimits,
@@ -176,7 +176,9 @@ class Pipeline:
         if decision is Decision.KEEP:
             return
         if running:
-            self._runner.cancel(running, search, SpeculationOutcome.OTHER_DOCUMENTS)
+            outcome = SpeculationOutcome.OTHER_DOCUMENTS
+            wrong = share_replaced(running.documents, documents)
+            self._runner.cancel(running, search, outcome, wrong)
         if decision is Decision.START and self._may_start(search, final):
             self._preparation.interrupt()
             self._runner.start(search, documents, is_final=final)
@@ -217,7 +219,9 @@ class Pipeline:
         pending = self._load.count_others(search.speculation)
         if not self._is_automatic:
             return pending
-        return pending + self._registry.count_expected_prompts(search, now_s)
+        return pending + self._registry.count_expected_prompts(
+            search, now_s, self._estimators.search_s
+        )
 
     def _may_start(self, search: TrackedSearch, is_final: bool) -> bool:
         if self._registry.is_full or not self._planner.may_plan(search):

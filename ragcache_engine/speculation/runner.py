@@ -86,9 +86,16 @@ class SpeculationRunner:
         self.stats = count_outcome(self.stats, SpeculationOutcome.ADOPTED)
 
     def cancel(
-        self, speculation: Speculation, search: TrackedSearch, outcome: SpeculationOutcome
+        self,
+        speculation: Speculation,
+        search: TrackedSearch,
+        outcome: SpeculationOutcome,
+        wrong: float = 1.0,
     ) -> None:
-        """End a speculation that no request adopts. outcome: the reason."""
+        """End a speculation that no request adopts. outcome: the reason.
+
+        wrong: the share of its documents that are of no use; the tensors of the others stay.
+        """
         self._registry.remove(speculation, search)
         self._load.end(speculation)
         speculation.cancel()
@@ -97,9 +104,9 @@ class SpeculationRunner:
         now_s = self._backend.now()
         search.outcome = outcome
         computed = speculation.count_computed_tokens(now_s, self._load.speed.token_s)
-        self.stats = count_outcome(self.stats, outcome, computed)
+        self.stats = count_outcome(self.stats, outcome, round(wrong * computed))
         if outcome is not SpeculationOutcome.PREFILLED:
-            search.speculations_cancelled += 1
+            search.speculations_cancelled += wrong
             search.note(now_s, SpeculationStep.CANCELLED, outcome.value)
 
     async def close(self) -> None:

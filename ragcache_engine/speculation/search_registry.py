@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Hashable
 
 from ragcache_engine.latest_items import LatestItems
 from ragcache_engine.protocols import BackendRequest
@@ -12,7 +12,7 @@ from ragcache_engine.tenants import forget_ids_of
 from ragcache_engine.values import TokenizedPrompt
 
 SOON_S = 0.5
-"""For how many seconds after the end of a search its prompt is expected."""
+"""For how many seconds before and after the end of a search its prompt is expected."""
 MOST_SEARCHES, MOST_SEARCH_BYTES = 256, 128 << 20
 """How many searches may wait for their prompt, and how much memory their documents may take."""
 
@@ -134,12 +134,23 @@ class SearchRegistry:
             or not doomed.isdisjoint(forget_ids_of(search.tenant))
         ]
 
-    def count_expected_prompts(self, search: TrackedSearch, now_s: float) -> int:
-        """Return how many other searches will soon send a prompt for which nothing was started."""
+    def count_expected_prompts(
+        self, search: TrackedSearch, now_s: float, search_s: Callable[[Hashable], float]
+    ) -> int:
+        """Return how many other searches will soon send a prompt for which nothing was started.
+
+        search_s: returns how long the searches of a chain take; 0 if that is not known.
+        """
+
+        def ends_s(other: TrackedSearch) -> float:
+            if other.ended_s is not None:
+                return other.ended_s
+            return max(now_s, other.started_s + search_s(other.chain))
+
         return sum(
             other is not search
             and not other.is_closed
             and other.speculation is None
-            and (other.ended_s is None or now_s - other.ended_s < SOON_S)
+            and abs(ends_s(other) - now_s) < SOON_S
             for other in self._searches.values()
         )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from itertools import zip_longest
+from itertools import takewhile, zip_longest
+from statistics import fmean
 
 from ragcache_engine.prompt import Render
 from ragcache_engine.speculation.generation import Speculation
@@ -21,6 +22,17 @@ MOST_CANDIDATES = 64
 """So many candidates of a search are kept, the likeliest."""
 
 
+def count_same(before: Sequence[Document], after: Sequence[Document]) -> int:
+    """Count the leading documents that two stages of a search have in common."""
+    pairs = zip(before, after, strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+
+def share_replaced(before: Sequence[Document], after: Sequence[Document]) -> float:
+    """Return the share of a stage's documents that the next one does not begin with; 0 of none."""
+    return 1.0 - count_same(before, after) / len(before) if before else 0.0
+
+
 @dataclass(slots=True, eq=False)
 class TrackedSearch:
     """What the engine knows of one search. Times are seconds on the backend's clock.
@@ -32,9 +44,10 @@ class TrackedSearch:
     planned: the ForgetLog's moment when the search began.
     is_worth_guessing: whether the engine speculates on this question; None until that was decided.
     documents: the documents of the last stage, nearest first; None before the first stage.
-    documents_since_s: when a stage first had these documents.
-    changes: how many times a stage had other documents than the one before.
-    was_idle: whether no other prefill was pending at that moment.
+    since_s: for each of them, since when all documents up to it have been these.
+    changes: how many times a stage had other documents than the one before. Of a stage that kept the
+      first ones, the share of the others counts, so none of a stage that only added some.
+    was_idle: whether no other prefill was pending when the last stage came that had other documents.
     candidates, candidates_s: documents of which some will be in the prompt, likeliest first, and when the
       first of them came; None before.
     learn_neighbours: looks up the neighbours of candidates; None if nothing is borrowed from behind them.
@@ -43,7 +56,8 @@ class TrackedSearch:
     is_closed: whether the prompt has come, or will not come; then nothing more is started for this
       search.
     speculation: the one that now runs or waits for the prompt.
-    speculations_started, speculations_cancelled: how many of each there were for this search.
+    speculations_started, speculations_cancelled: how many of each there were for this search; of one that
+      shared its first documents with the next, the share of the others counts as cancelled.
     preparing_s: how long it took to prepare the last one that the backend was given.
     is_in_estimate: whether the outcome already counts in the estimate of what speculating gains.
     """
@@ -59,8 +73,8 @@ class TrackedSearch:
     planned: int = 0
     is_worth_guessing: bool | None = None
     documents: Sequence[Document] | None = None
-    documents_since_s: float = 0.0
-    changes: int = 0
+    since_s: Sequence[float] = ()
+    changes: float = 0.0
     was_idle: bool = False
     candidates: Sequence[Document] = ()
     candidates_s: float | None = None
@@ -69,7 +83,7 @@ class TrackedSearch:
     is_closed: bool = False
     speculation: Speculation | None = None
     speculations_started: int = 0
-    speculations_cancelled: int = 0
+    speculations_cancelled: float = 0.0
     preparing_s: float = 0.0
     is_in_estimate: bool = False
     outcome: SpeculationOutcome = SpeculationOutcome.NONE
@@ -82,11 +96,19 @@ class TrackedSearch:
         names = ", ".join(document.id for document in documents)
         self.note(now_s, SpeculationStep.STAGE, f"final: {names}" if final else names)
         if self.documents != documents:
-            self.changes += self.documents is not None
-            self.documents, self.documents_since_s = documents, now_s
-            self.was_idle = is_idle
+            before = self.documents or ()
+            same = count_same(before, documents)
+            self.changes += share_replaced(before, documents)
+            self.since_s = [*self.since_s[:same], *[now_s] * (len(documents) - same)]
+            self.documents, self.was_idle = documents, is_idle
         if final:
             self.ended_s = now_s
+
+    def early_s(self) -> float:
+        """Return how long before the end of the search its documents were known, in the mean."""
+        if self.ended_s is None or not self.since_s:
+            return 0.0
+        return self.ended_s - fmean(self.since_s)
 
     def note_candidates(self, now_s: float, documents: Sequence[Document]) -> None:
         """Take in more candidates, likeliest first: those of several searches take turns."""

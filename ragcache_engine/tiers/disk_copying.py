@@ -222,8 +222,8 @@ class DiskCopying(Generic[B]):
     # -- writing -----------------------------------------------------------------------------------
 
     def wants(self, node: Node, blocks: int, *, uses: int) -> bool:
-        """Return whether to write the node's blocks: the disk has room, or they were used more than
-        once.
+        """Return whether to write the node's blocks: the disk has room, and its owner's quota, or they
+        were used more than once.
 
         A disk wears out, and most documents are never asked for twice. Those that are to be kept there
         are written all the same.
@@ -233,6 +233,9 @@ class DiskCopying(Generic[B]):
         if node.kept[DISK]:
             return True
         free = self._tree.capacity(Tier.DISK) - self._tree.used(Tier.DISK)
+        quota = self._tree.quota(Tier.DISK)
+        if node.owner is not None and quota is not None:
+            free = min(free, quota - self._tree.used_by(Tier.DISK)[node.owner])
         return free >= blocks or uses > 1
 
     def offer(self, nodes: Iterable[Node]) -> None:

@@ -202,7 +202,7 @@ class Retention(Generic[B]):
         if (quota := self._tree.quota(order.tier)) is not None:
             owners = {owner_of(tenant) for tenant in tenants if tenant is not None}
             kept = [self._tree.kept_of(owner, order.tier) - added for owner in owners]
-            free = min([free, *(quota - own for own in kept)])
+            free = min([free, *(int(quota * order.most) - own for own in kept)])
         if added > max(0, free):
             tokens = self._tree.block_tokens
             raise NoRoomToKeep(order.tier, added * tokens, max(0, free) * tokens)

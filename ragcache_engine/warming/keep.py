@@ -221,7 +221,8 @@ def _explain(error: NoRoomToKeep, order: KeepOrder) -> KeepLimitReached:
     return KeepLimitReached(
         f"the documents take {error.needed_tokens:,} tokens more, and {error.free_tokens:,} more may be "
         f"kept in the {order.tier.value} tier ({order.most:.0%} of it, less what others and earlier "
-        f"processes keep): release some, keep fewer, or raise kept_share or {order.tier.value}_cache"
+        f"processes keep): release some, keep fewer, or raise kept_share or "
+        f"{order.tier.value}_cache (or {order.tier.value}_cache_per_tenant, if it is set)"
     )
 
 

@@ -176,7 +176,7 @@ def after_searches(searches: int, early_s: float, changes: int = 0) -> Estimator
     """Make an estimator that has seen so many searches alike."""
     estimator = Estimator()
     for _ in range(searches):
-        estimator.note_search(early_s, changes, was_idle=True)
+        estimator.note_search(early_s, changes, 2 * early_s, was_idle=True)
     return estimator
 
 
@@ -195,7 +195,7 @@ def test_a_search_of_some_milliseconds_must_prove_that_it_replaces_nothing():
     assert not after_searches(4, early_s=0.02).may_begin_early(FAST, STEP)
     assert after_searches(40, early_s=0.02).may_begin_early(FAST, STEP)
     estimator = after_searches(40, early_s=0.02)
-    estimator.note_search(0.0, changes=1, was_idle=True)
+    estimator.note_search(0.0, changes=1, search_s=1.0, was_idle=True)
     assert not estimator.may_begin_early(FAST, STEP)
 
 
@@ -206,8 +206,8 @@ def test_a_long_search_is_not_waited_for_as_long_as_it_keeps_its_documents():
 
 def test_a_search_in_a_busy_moment_proves_nothing():
     estimator = Estimator()
-    estimator.note_search(0.002, changes=3, was_idle=False)
-    assert estimator.figures == ChainFigures()
+    estimator.note_search(0.002, changes=3, search_s=1.0, was_idle=False)
+    assert estimator.figures == ChainFigures(search_s=1.0), "but how long it takes"
 
 
 def test_what_the_search_still_takes_is_a_head_start_for_an_early_guess_only():

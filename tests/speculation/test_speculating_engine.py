@@ -595,6 +595,26 @@ def test_left_alone_it_waits_for_the_end_of_short_searches(engine_on: EngineOn):
     assert engine.stats().speculation.started == 7  # one for each question, and a wrong one
 
 
+def test_left_alone_it_prefills_what_is_added_document_by_document(engine_on: EngineOn):
+    """As a crawler's pages: each question has others, and nothing that was prefilled is in vain."""
+    backend = MemoryBackend(reply)
+    engine = engine_on(backend)
+    usage = None
+    for number in range(6):
+        question, pages = f"Why {number}?", [DOCUMENTS[(number + at) % 12] for at in range(4)]
+        pages = [Document(f"{number}/{one.id}", f"{number}: {one.text}") for one in pages]
+        with engine.retrieval(question, template=TEMPLATE, options=TEN) as retrieval:
+            for count in range(1, 5):
+                before = engine.stats().speculation.started
+                retrieval.provisional(pages[:count])
+                assert started(engine, before + 1)
+                backend.advance(1.0)
+            retrieval.found(pages)
+        usage = engine.generate(TEMPLATE(question, pages), options=TEN).usage
+        assert usage.speculation.outcome is ADOPTED
+    assert engine.stats().speculation.wasted_prefill_tokens == 0
+
+
 def test_under_load_it_begins_nothing(engine_on: EngineOn):
     backend = Held(steps=0)
     engine = engine_on(backend)

@@ -43,8 +43,8 @@ def backend_within(device_bytes: int | None, budget: TierBudget) -> MemoryBacken
         ),
         host_blocks=_whole_blocks("host_cache", host_bytes, BLOCK_BYTES),
         disk_blocks=_whole_blocks("disk_cache", budget.disk_bytes, BLOCK_BYTES + FILE_BYTES),
-        host_quota_blocks=_quota(budget.host_quota_bytes, BLOCK_BYTES),
-        disk_quota_blocks=_quota(budget.disk_quota_bytes, BLOCK_BYTES + FILE_BYTES),
+        host_quota_blocks=_quota("host", budget.host_quota_bytes, BLOCK_BYTES),
+        disk_quota_blocks=_quota("disk", budget.disk_quota_bytes, BLOCK_BYTES + FILE_BYTES),
         prefill_s=profile.prefill_s if profile else linear_prefill,
         policy=budget.policy,
         reorder_window=budget.reorder_window,
@@ -56,8 +56,10 @@ def backend_within(device_bytes: int | None, budget: TierBudget) -> MemoryBacken
     )
 
 
-def _quota(quota_bytes: int | None, block_bytes: int) -> int | None:
-    return None if quota_bytes is None else quota_bytes // block_bytes
+def _quota(tier: str, quota_bytes: int | None, block_bytes: int) -> int | None:
+    if quota_bytes is None:
+        return None
+    return _whole_blocks(f"{tier}_cache_per_tenant", quota_bytes, block_bytes)
 
 
 def _whole_blocks(setting: str, size_bytes: int, block_bytes: int) -> int:

@@ -61,6 +61,7 @@ from ragcache_engine.errors import (
 )
 from ragcache_engine.guide import Guide
 from ragcache_engine.protocols import BackendRequest, Conversation, Delta, ReasoningReader
+from ragcache_engine.tenants import tenant_of
 from ragcache_engine.tiers.counters import Counters
 from ragcache_engine.tiers.disk.folder import forget_documents
 from ragcache_engine.tiers.disk.naming import PLAIN
@@ -416,7 +417,7 @@ class VLLMBackend:
             # The scheduler does not know the files of earlier processes and of other engines.
             try:
                 await self._disk_threads.run(partial(self._forget_files, document_ids))
-            except (OSError, ConfigError) as error:
+            except (OSError, ConfigError, StoreAway) as error:
                 failure = failure or error
         if failure:
             raise EngineError(
@@ -442,7 +443,9 @@ class VLLMBackend:
             store = open_store(self._budget.shared)
             self._shared = store, ForgottenElsewhere(self._budget.folder(), store, keys)
         _, forgotten = self._shared
-        return forgotten.forget([*map((keys.naming if keys else PLAIN).mark, document_ids)])
+        mark = (keys.naming if keys else PLAIN).mark
+        tenants = [mark(one) for one in document_ids if tenant_of(one) is not None]
+        return forgotten.forget([*map(mark, document_ids)], tenants)
 
     def _forget_files(self, document_ids: Sequence[str]) -> None:
         keys, folder = self._budget.open_keys(), self._budget.folder()

@@ -73,6 +73,8 @@ def build_tier_arguments(
         disk_folder=str(budget.folder()) if disk_bytes else None,
         disk_key=budget.disk_key,
         shared=budget.shared if disk_bytes else None,
+        host_quota_bytes=budget.host_quota_bytes,
+        disk_quota_bytes=budget.disk_quota_bytes,
         reorder_window=budget.reorder_window,
         cache_depth=budget.cache_depth,
         recompute_ratio=budget.recompute_ratio,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from heapq import heappop, heappush, heapreplace
+from heapq import heapify, heappop, heappush, heapreplace
 from itertools import count
 
 from ragcache_engine.knowledge.node import Node
@@ -15,6 +15,9 @@ Entry = tuple[float, int, Node]
 The number grows with each priority that is set, so that of equals the one set first is evicted first.
 """
 
+
+LEFT_BEHIND = 1024
+"""So many entries of nodes that left may stay in a heap, and twice as many as it has nodes."""
 
 RENEWED_AT_ONCE = 8
 """How many priorities are computed again at a time after the scale of priorities has changed."""
@@ -101,6 +104,14 @@ class ByPriority(ABC):
 
     def left(self, node: Node) -> None:
         del self._entries[node]
+        if len(self._heap) > 2 * len(self._entries) + LEFT_BEHIND:
+            self._sweep()
+
+    def _sweep(self) -> None:
+        """Drop the entries of nodes that left: where nobody asks for a victim, nothing else does."""
+        self._queued = {one: entry for one, entry in self._queued.items() if one in self._entries}
+        self._heap = [entry for entry in self._heap if self._queued.get(entry[2]) is entry]
+        heapify(self._heap)
 
     def priority_of(self, node: Node) -> float:
         """Return the priority set at the node's latest use. KeyError if no block of it is in the tier."""

@@ -20,7 +20,7 @@ so this rule rarely costs a hit.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ragcache_engine.knowledge.eviction.by_priority import ByPriority
 from ragcache_engine.knowledge.eviction.popularity import HALF_LIVES, Popularity
@@ -56,11 +56,19 @@ class HalfLife(ByPriority):
 
     def seen(self, node: Node) -> None:
         self._popularity.record_use(node)
+        self._follow_scale()
+        if self._outdated:
+            self._renew_some(from_lowest=False)
+
+    def victim(self, evictable: Callable[[Node], bool]) -> Node | None:
+        self._follow_scale()
+        return super().victim(evictable)
+
+    def _follow_scale(self) -> None:
+        """Compute priorities again if another policy of the tree has seen the half-life change."""
         if self._popularity.half_life != self._half_life_used:
             self._half_life_used = self._popularity.half_life
             self.change_scale()
-        if self._outdated:
-            self._renew_some(from_lowest=False)
 
     def prefers(self, newcomer: Node, victim: Node, *, in_use: bool = False) -> bool:
         rate = self._popularity.log2_rate(newcomer, in_use=in_use)

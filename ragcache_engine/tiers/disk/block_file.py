@@ -2,7 +2,7 @@
 
     8 bytes   magic and format version
     4 bytes   length of the header, little endian
-    header    JSON: origin, name, documents, payload length; encrypted: the key ring's id, the nonce
+    header    JSON: origin, name, documents, payload length; encrypted: ids of key ring and key, the nonce
     payload   the tensors, byte for byte as the host tier holds them, or encrypted
     16 bytes  XXH3 (128 bits) of everything before; encrypted: the tag of AES-256-GCM
 
@@ -30,7 +30,7 @@ from typing import Any
 
 from xxhash import xxh3_128
 
-from ragcache_engine.tiers.disk.key_ring import NONCE_BYTES, KeyRing
+from ragcache_engine.tiers.disk.key_ring import NONCE_BYTES, KeyAway, KeyRing
 from ragcache_engine.tiers.disk.naming import owner_in
 
 MAGIC = b"RAGCKV\x00\x03"
@@ -119,10 +119,11 @@ def pack(
 ) -> Sequence[bytes | memoryview]:
     """Return what a block's file consists of, in order. The arguments are those of `write`."""
     nonce = os.urandom(NONCE_BYTES) if keys else b""
-    header = _header(origin, name, documents, payload, keys, nonce)
+    key = keys.key_of(owner_in(name)) if keys else None
+    header = _header(origin, name, documents, payload, keys, nonce, key.id if key else "")
     start = MAGIC + len(header).to_bytes(4, "little") + header
-    if keys is not None:
-        return start, keys.encrypt(owner_in(name), nonce, payload, start)
+    if key is not None:
+        return start, key.cipher.encrypt(nonce, payload, start)
     checksum = xxh3_128(start)
     checksum.update(payload)
     return start, payload, checksum.digest()
@@ -133,7 +134,7 @@ def unpack(
 ) -> None:
     """Copy a block out of its file's content, as `read` does out of the file.
 
-    Raises UnusableFile; then the content of `target` is undefined.
+    Raises UnusableFile, and then the content of `target` is undefined; KeyAway.
     """
     view, fixed = memoryview(content), len(MAGIC) + 4
     length = _header_bytes(content[:fixed])
@@ -149,8 +150,8 @@ def unpack(
         if sealed[-CHECKSUM_BYTES:] != checksum.digest():
             raise UnusableFile(f"{name} is damaged")
         target[:] = payload
-    elif not keys.decrypt(owner_in(name), _read_nonce(header), sealed, start, target):
-        raise UnusableFile(f"{name} is damaged, or its key is gone")
+    elif not keys.decrypt(owner_in(name), *_read_sealing(header), sealed, start, target):
+        raise UnusableFile(f"{name} is damaged")
 
 
 def read(
@@ -173,8 +174,14 @@ def read(
         else:
             sealed = keys.buffer(target.nbytes + CHECKSUM_BYTES)
             _read_into(file.fileno(), sealed)
-            if not keys.decrypt(owner_in(name), _read_nonce(header), sealed, start, target):
-                raise UnusableFile(f"{path} is damaged, or its key is gone")
+            try:
+                is_whole = keys.decrypt(
+                    owner_in(name), *_read_sealing(header), sealed, start, target
+                )
+            except KeyAway as error:
+                raise UnusableFile(f"{path}: {error}") from error
+            if not is_whole:
+                raise UnusableFile(f"{path} is damaged")
         if os.read(file.fileno(), 1):
             raise UnusableFile(f"{path} is longer than it says")
     return len(start) + target.nbytes + CHECKSUM_BYTES
@@ -197,9 +204,10 @@ def _require_block(
         raise UnusableFile(f"{where} is encrypted otherwise")
 
 
-def _read_nonce(header: Mapping[str, Any]) -> bytes:
+def _read_sealing(header: Mapping[str, Any]) -> tuple[str, bytes]:
+    """Return the id of the key that a block is encrypted with, and the nonce."""
     try:
-        return bytes.fromhex(header["nonce"])
+        return str(header["key"]), bytes.fromhex(header["nonce"])
     except (KeyError, TypeError, ValueError) as error:
         raise UnusableFile("its header is damaged") from error
 
@@ -252,7 +260,7 @@ def file_bytes(
     keys: KeyRing | None = None,
 ) -> int:
     """Compute how many bytes the file of a block will have."""
-    header = _header(origin, name, documents, payload, keys, bytes(NONCE_BYTES))
+    header = _header(origin, name, documents, payload, keys, bytes(NONCE_BYTES), "0" * 16)
     return len(MAGIC) + 4 + len(header) + payload.nbytes + CHECKSUM_BYTES
 
 
@@ -263,12 +271,13 @@ def _header(
     payload: memoryview,
     keys: KeyRing | None,
     nonce: bytes,
+    key_id: str,
 ) -> bytes:
     header = {"origin": origin.as_dict(), "name": name, "documents": list(documents)} | {
         "payload_bytes": payload.nbytes
     }
     if keys is not None:
-        header |= {"keys": keys.id, "nonce": nonce.hex()}
+        header |= {"keys": keys.id, "key": key_id, "nonce": nonce.hex()}
     return json.dumps(header, separators=(",", ":")).encode()
 
 

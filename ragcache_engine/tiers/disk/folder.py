@@ -357,8 +357,6 @@ def forget_marks(folder: Path, marks: Set[str], keys: KeyRing | None = None) -> 
 
     The keys of tenants among them are thrown away.
     """
-    if keys is not None:
-        keys.throw_away(marks)
     forget_kept(folder, marks)
     removed = 0
     for path in (file.path for file in _list_files(folder)):
@@ -372,6 +370,8 @@ def forget_marks(folder: Path, marks: Set[str], keys: KeyRing | None = None) -> 
             with contextlib.suppress(OSError):
                 path.unlink()
                 removed += 1
+    if keys is not None:
+        keys.throw_away(marks)
     return removed
 
 

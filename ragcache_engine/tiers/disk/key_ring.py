@@ -18,16 +18,17 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Collection, Container, Sequence
 from functools import lru_cache
 from hashlib import blake2b
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ragcache_engine.errors import ConfigError
 from ragcache_engine.tiers.disk.master_keys import KEY_BYTES, read_master_keys
 from ragcache_engine.tiers.disk.naming import Naming
+from ragcache_engine.tiers.shared.acted import acted_place, read_acted
 from ragcache_engine.tiers.shared.opening import open_store
 from ragcache_engine.tiers.shared.store import SharedStore, StoreAway
 
@@ -39,12 +40,23 @@ logger = logging.getLogger(__name__)
 FOLDER, NAMES, TENANT, EARLIER = "keys", "names", "tenant-", "earlier-"
 NONCE_BYTES = 12
 
+_FileStamp = tuple[int, int] | None
+"""What changes with a file; None if there is none."""
+
 ASK_AGAIN_S = 5.0
 """A store that could not say a tenant's key is not asked for one again for so many seconds."""
 
 
 class KeyAway(Exception):
-    """The store through which hosts share a tenant's key does not answer, and this host lacks the key."""
+    """The key that something was encrypted with is not at hand: it is another one, or the store through
+    which hosts share it does not answer."""
+
+
+class TenantKey(NamedTuple):
+    """A tenant's key. id: stands for it in the headers of files, and tells nothing of it."""
+
+    id: str
+    cipher: AESGCM
 
 
 class KeyRing:
@@ -52,8 +64,9 @@ class KeyRing:
 
     masters: the master key, and before it was changed earlier ones, whose files are encrypted anew. Those
       of the earlier ones go once nobody names them any more: engines that still have one go on.
-    shared: where hosts share the secret and tenants' keys; theirs count before those of this folder.
-    is_agreed: whether they do.
+    shared: where hosts share the secret and tenants' keys. The secret there counts before that of this
+      folder; a tenant's key is asked for where this folder has none, or another one was used.
+    is_agreed: whether the hosts have the same secret.
     naming: names this folder's files. id: stands for its secret in the headers of files.
     is_new: whether the folder had no keys below these master keys, or other ones.
     Raises OSError if the folder cannot be read or written to, ConfigError without the library for it.
@@ -65,15 +78,17 @@ class KeyRing:
         self._master = _cipher(masters[0])
         keys = folder / FOLDER
         self._place = keys / _id_of(masters[0])
-        self._ciphers: dict[str, AESGCM] = {}
+        self._known: dict[str, tuple[_FileStamp, TenantKey]] = {}
         self._finding, self._buffers = Lock(), threading.local()
-        self._shared, self._ask_again_s = shared, 0.0
+        self._shared, self._folder = shared, folder
+        self._ask_again_s: dict[str, float] = {}
         self.is_new = not self._place.is_dir()
         for made in (folder, keys, self._place):
             made.mkdir(mode=0o700, parents=True, exist_ok=True)
         named = {_id_of(earlier): earlier for earlier in masters[1:]}
-        for name, earlier in named.items():
-            self._take_over(keys / name, _cipher(earlier))
+        self._earlier = {name: _cipher(earlier) for name, earlier in named.items()}
+        for name, cipher in self._earlier.items():
+            self._take_over(keys / name, cipher)
         self._remove_earlier(keys, named)
         self.is_agreed = shared is not None and self._agree(shared)
         self.naming = Naming(self._find(NAMES))
@@ -81,42 +96,76 @@ class KeyRing:
             b"", digest_size=8, key=self.naming.secret, person=b"key ring"
         ).hexdigest()
 
-    def encrypt(self, owner: str, nonce: bytes, content: memoryview, head: bytes) -> bytes:
-        """Return content encrypted with an owner's key, and behind it a tag of 16 bytes.
+    def key_of(self, owner: str) -> TenantKey:
+        """Return an owner's key; a new one if it has none. owner: as from Naming.owner.
 
-        owner: as from Naming.owner. nonce: NONCE_BYTES random bytes. head: what the tag vouches for, too.
-        Raises OSError, KeyAway.
+        Costs a look at its file: another process may have thrown it away. Raises OSError, KeyAway.
         """
-        return self._cipher_of(owner).encrypt(nonce, content, head)
+        name = f"{TENANT}{owner}"
+        path = self._place / name
+        known = self._known.get(owner)
+        if known is not None and known[0] == _stamp(path):
+            return known[1]
+        with self._finding:
+            secret = self._find_tenants(name)
+            key = TenantKey(_key_id(secret), _cipher(secret))
+            self._known[owner] = _stamp(path), key
+            return key
 
     def decrypt(
-        self, owner: str, nonce: bytes, content: memoryview, head: bytes, target: memoryview
+        self,
+        owner: str,
+        key_id: str,
+        nonce: bytes,
+        content: memoryview,
+        head: bytes,
+        target: memoryview,
     ) -> bool:
-        """Write what was encrypted into `target`; return False if any bit is another one, or the key.
+        """Write what was encrypted into `target`; return False if any bit is another one.
 
-        `target` is undefined then. It has 16 bytes less than content. Raises OSError, KeyAway.
+        owner: as from Naming.owner. key_id: of the key that it was encrypted with. nonce: NONCE_BYTES
+        bytes. head: what the tag vouches for, too. `target` has 16 bytes less than content, and is
+        undefined after False. Raises KeyAway if that key is not the owner's; OSError.
         """
-        cipher = self._cipher_of(owner)
-        if _decrypt_into(cipher, nonce, content, head, target):
-            return True
-        # The key may have been thrown away meanwhile by another engine, and there is a new one.
-        if not self._is_outdated(owner, cipher):
+        from cryptography.exceptions import InvalidTag
+
+        key = self.key_of(owner)
+        if key.id != key_id:
+            key = self._ask_for(owner)
+        if key.id != key_id:
+            raise KeyAway("it was encrypted with another key of its tenant")
+        try:
+            key.cipher.decrypt_into(nonce, content, head, target)
+        except (InvalidTag, ValueError):
             return False
-        return _decrypt_into(self._cipher_of(owner), nonce, content, head, target)
+        return True
 
-    def throw_away(self, marks: Iterable[str], *, for_all_hosts: bool = False) -> None:
-        """Throw away the keys of the tenants with these marks: nobody reads their files again.
+    def throw_away(self, marks: Collection[str]) -> None:
+        """Throw away this host's keys of the tenants with these marks, below whatever master key.
 
-        for_all_hosts: whether the one that hosts share goes too. Raises OSError, StoreAway.
+        One that the store has too, as it was given back there, goes there as well. Raises OSError,
+        StoreAway.
         """
-        for mark in marks:
-            name = f"{TENANT}{mark}"
-            with self._finding:
-                for earlier in self._place.parent.glob(f"*/{name}"):
-                    earlier.unlink(missing_ok=True)
-                self._ciphers.pop(mark, None)
-            if for_all_hosts and self.is_agreed and self._shared is not None:
-                self._shared.remove_key(self._shared_name(name))
+        names = {f"{TENANT}{mark}" for mark in marks}
+        doomed = [one for one in self._place.parent.glob(f"*/{TENANT}*") if one.name in names]
+        for path in doomed:
+            if path.parent == self._place and self._shared is not None and self.is_agreed:
+                with contextlib.suppress(FileNotFoundError):
+                    key = _open(self._master, path.name, path.read_bytes())
+                    shared = self._shared.read_key(self._shared_name(path.name))
+                    if shared is not None and key == _open(self._master, path.name, shared):
+                        self._shared.remove_key(self._shared_name(path.name))
+            path.unlink(missing_ok=True)
+        for place in {path.parent for path in doomed}:
+            _sync(place)
+
+    def throw_away_for_all(self, tenants: Collection[str]) -> None:
+        """Throw away the keys of these tenants for all hosts. Raises OSError, StoreAway."""
+        if self._shared is not None and self.is_agreed:
+            for mark in tenants:
+                for master in (self._place.name, *self._earlier):
+                    self._shared.remove_key(f"{master}-{TENANT}{mark}")
+        self.throw_away(tenants)
 
     def buffer(self, size_bytes: int) -> memoryview:
         """Return this thread's memory for what is encrypted: new memory takes longer than reading."""
@@ -125,47 +174,34 @@ class KeyRing:
             memory = self._buffers.memory = bytearray(size_bytes)
         return memoryview(memory)[:size_bytes]
 
-    def _cipher_of(self, owner: str) -> AESGCM:
-        if (cipher := self._ciphers.get(owner)) is not None:
-            return cipher
-        with self._finding:  # a store may take long to say a key; other tenants' are at hand
-            if (cipher := self._ciphers.get(owner)) is None:
-                cipher = self._ciphers[owner] = _cipher(self._find_tenants(f"{TENANT}{owner}"))
-            return cipher
-
-    def _is_outdated(self, owner: str, cipher: AESGCM) -> bool:
-        """Forget a tenant's key if its file has gone or changed; return whether it had."""
-        path = self._place / f"{TENANT}{owner}"
-        with self._finding:
-            if self._ciphers.get(owner) is cipher:
-                try:
-                    key = _open(self._master, path.name, path.read_bytes())
-                except FileNotFoundError:
-                    key = None
-                if key is not None and _are_equal(cipher, _cipher(key)):
-                    return False
-                del self._ciphers[owner]
-        return True
+    def _ask_for(self, owner: str) -> TenantKey:
+        """Return the key that the hosts share now, if they do: this host's may be an older one."""
+        name, now_s = f"{TENANT}{owner}", time.monotonic()
+        shared = self._shared if self.is_agreed else None
+        if shared is not None and now_s >= self._ask_again_s.get(owner, 0.0):
+            self._ask_again_s[owner] = now_s + ASK_AGAIN_S
+            with contextlib.suppress(StoreAway), self._finding:
+                self._share(shared, name)
+        return self.key_of(owner)
 
     def _find_tenants(self, name: str) -> bytes:
-        """Return a tenant's key: that of all hosts, if they share one. Raises KeyAway, OSError."""
-        if not self.is_agreed or self._shared is None:
+        """Return the key of this name: this host's, else that of all hosts, else a new one.
+
+        Raises KeyAway, OSError.
+        """
+        if self._shared is None or not self.is_agreed or (self._place / name).exists():
             return self._find(name)
-        path = self._place / name
-        if time.monotonic() >= self._ask_again_s:
-            try:
-                key = self._share(self._shared, name)
-            except StoreAway:
-                self._ask_again_s = time.monotonic() + ASK_AGAIN_S
-            else:
-                if key is None:
-                    raise KeyAway(
-                        f"the key {self._shared_name(name)} in the store cannot be opened"
-                    )
-                return key
-        if path.exists():
-            return self._find(name)
-        raise KeyAway("the store that has a tenant's key does not answer")
+        owner, now_s = name.removeprefix(TENANT), time.monotonic()
+        if now_s < self._ask_again_s.get(owner, 0.0):
+            raise KeyAway("the store that has a tenant's key did not answer lately")
+        try:
+            key = self._share(self._shared, name)
+        except StoreAway as error:
+            self._ask_again_s[owner] = now_s + ASK_AGAIN_S
+            raise KeyAway("the store that has a tenant's key does not answer") from error
+        if key is None:
+            raise KeyAway(f"the key {self._shared_name(name)} in the store cannot be opened")
+        return key
 
     def is_shared_with(self, shared: SharedStore) -> bool:
         """Return whether the other hosts have the same secret; give it back to them if it was lost.
@@ -176,6 +212,9 @@ class KeyRing:
         if self.is_agreed and (found := shared.read_key(name)) != content:
             if found is None:
                 shared.add_key(name, content)
+                for path in self._place.glob(f"{TENANT}*"):
+                    if not self._is_outdated(shared, path.name):
+                        shared.add_key(self._shared_name(path.name), path.read_bytes())
                 found = shared.read_key(name)
             return _open(self._master, NAMES, found or b"") == self.naming.secret
         return self.is_agreed
@@ -223,6 +262,10 @@ class KeyRing:
         """
         path, shared_name = self._place / name, self._shared_name(name)
         if (content := shared.read_key(shared_name)) is None:
+            if path.exists() and self._is_outdated(shared, name):
+                path.unlink(missing_ok=True)
+            if not path.exists() and (key := self._find_below_earlier(shared, name)) is not None:
+                self._write(name, key)
             self._find(name)
             shared.add_key(shared_name, path.read_bytes())
             content = shared.read_key(shared_name)
@@ -233,6 +276,22 @@ class KeyRing:
             path.unlink(missing_ok=True)
             self._write(name, key)
         return key
+
+    def _is_outdated(self, shared: SharedStore, name: str) -> bool:
+        """Return whether a key is a forgotten tenant's, and this host does not know yet."""
+        if name == NAMES:
+            return False
+        mark = name.removeprefix(TENANT)
+        [stamp] = shared.stamps([mark])
+        return stamp is not None and stamp != read_acted(acted_place(self._folder, shared), mark)
+
+    def _find_below_earlier(self, shared: SharedStore, name: str) -> bytes | None:
+        """Return the key that the store has of this name below an earlier master key; None if none."""
+        for master, cipher in self._earlier.items():
+            content = shared.read_key(f"{master}-{name}")
+            if content is not None and (key := _open(cipher, name, content)) is not None:
+                return key
+        return None
 
     def _write(self, name: str, key: bytes) -> None:
         """Write a key's file, unless there is one."""
@@ -290,22 +349,26 @@ def _open(master: AESGCM, name: str, content: bytes) -> bytes | None:
         return None
 
 
-def _decrypt_into(
-    cipher: AESGCM, nonce: bytes, content: memoryview, head: bytes, target: memoryview
-) -> bool:
-    from cryptography.exceptions import InvalidTag
-
+def _stamp(path: Path) -> _FileStamp:
+    """Return what changes with a key's file; None if there is none."""
     try:
-        cipher.decrypt_into(nonce, content, head, target)
-    except (InvalidTag, ValueError):
-        return False
-    return True
+        found = os.stat(path)
+    except FileNotFoundError:
+        return None
+    return found.st_ino, found.st_mtime_ns
 
 
-def _are_equal(one: AESGCM, other: AESGCM) -> bool:
-    """Return whether two ciphers have one key; they do not tell theirs."""
-    nonce = bytes(NONCE_BYTES)
-    return one.encrypt(nonce, b"", None) == other.encrypt(nonce, b"", None)
+def _key_id(key: bytes) -> str:
+    return blake2b(b"", digest_size=8, key=key, person=b"tenant key").hexdigest()
+
+
+def _sync(place: Path) -> None:
+    """Let the removal of files outlive a crash."""
+    opened = os.open(place, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
 
 
 def require_library() -> None:

@@ -16,8 +16,8 @@ BLOCK_DIGITS, MARK_DIGITS = 40, 16
 ENCRYPTED = "e"
 """The last digit of the names of encrypted files, which have one more than others."""
 
-NOBODY = "\0nobody"
-"""Stands for requests without a tenant. No tenant's id is like it."""
+NOBODY = "0" * MARK_DIGITS
+"""Stands for requests without a tenant in the names of encrypted files."""
 
 
 class Naming(NamedTuple):
@@ -40,7 +40,7 @@ class Naming(NamedTuple):
         Nothing for requests without a tenant, unless their files are encrypted.
         """
         if tenant is None:
-            return self.mark(NOBODY) if self.secret else ""
+            return NOBODY if self.secret else ""
         return self.mark(forget_id(owner_of(tenant)))
 
     def tenant(self, tenant: str | None) -> list[str]:
@@ -79,6 +79,12 @@ PLAIN = Naming()
 def owner_in(name: str) -> str:
     """Return what stands for the owner in a file's name, as `Naming.owner` does."""
     return name[BLOCK_DIGITS : BLOCK_DIGITS + MARK_DIGITS]
+
+
+def owner_with_quota(name: str) -> str | None:
+    """Return what stands for the owner in a block's name; None for one without a tenant."""
+    owner = owner_in(name)
+    return owner if owner != NOBODY and owner else None
 
 
 def is_encrypted(name: str) -> bool:

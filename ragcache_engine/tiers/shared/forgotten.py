@@ -1,7 +1,5 @@
 """Carries tombstones between a shared store and the folder of a host's disk cache.
 
-    <folder>/shared/<digest of the store>/<mark>     the stamp that this host has acted upon
-
 Whoever finds a tombstone in the store that the host has not acted upon leaves one in the folder, where
 every engine of the host sees it, writes its stamp down, and removes the document's files.
 """
@@ -12,16 +10,15 @@ import contextlib
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from hashlib import blake2b
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from ragcache_engine.tiers.disk.folder import forget_marks
 from ragcache_engine.tiers.disk.key_ring import KeyRing
 from ragcache_engine.tiers.disk.tombstones import KEPT_S, leave_tombstones
+from ragcache_engine.tiers.shared.acted import acted_place, read_acted
 from ragcache_engine.tiers.shared.store import SharedStore, StoreAway
 
-FOLDER = "shared"
 OUR_MARK = re.compile("[0-9a-f]{16}")
 
 
@@ -35,8 +32,7 @@ class ForgottenElsewhere:
 
     def __init__(self, folder: Path, store: SharedStore, keys: KeyRing | None = None) -> None:
         self._folder, self._store, self._keys = folder, store, keys
-        digest = blake2b(store.identity.encode(), digest_size=8).hexdigest()
-        self._place = folder / FOLDER / digest
+        self._place = acted_place(folder, store)
         self._place.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.has_looked = False
         self._acted = self._read_all()
@@ -61,28 +57,34 @@ class ForgottenElsewhere:
         if new:
             leave_tombstones(self._folder, new)
             tell()
-            self._write({mark: tombstones[mark] for mark in new})
             forget_marks(self._folder, new, self._keys)
+            self._write({mark: tombstones[mark] for mark in new})
         if lost:
             self._write(self._store.leave_tombstones(lost))
             self._store.clear(lost)
         self.has_looked = True
         return bool(new)
 
-    def forget(self, marks: Sequence[str]) -> dict[str, int]:
+    def forget(self, marks: Sequence[str], tenants: Collection[str] = ()) -> dict[str, int]:
         """Tell all hosts that documents are forgotten, and remove their blocks from the store.
 
+        tenants: those of the marks that stand for tenants, whose keys are thrown away.
         Call it once this host's folder has its tombstones. Returns the times of newer ones there: engines
         that heard of it at once may have fetched blocks before these were removed, so all act once more.
         """
         self._require_our_keys()
         self._write(self._store.leave_tombstones(marks))
-        if self._keys is not None:
-            self._keys.throw_away(marks, for_all_hosts=True)
+        self._throw_away(tenants)
         self._store.clear(marks)
         times = leave_tombstones(self._folder, marks)
         self._write(self._store.leave_tombstones(marks))
+        # Somebody who had not heard of it may have given the store its old key meanwhile.
+        self._throw_away(tenants)
         return times
+
+    def _throw_away(self, tenants: Collection[str]) -> None:
+        if self._keys is not None and tenants:
+            self._keys.throw_away_for_all(tenants)
 
     def has_acted_upon(self, marks: Iterable[str]) -> bool:
         """Return whether this host has acted upon every tombstone of these documents in the store."""
@@ -128,11 +130,8 @@ class ForgottenElsewhere:
         return self._read(marks)
 
     def _read(self, marks: Iterable[str]) -> dict[str, str]:
-        found = {}
-        for mark in marks:
-            with contextlib.suppress(OSError, ValueError):
-                found[mark] = (self._place / mark).read_text()
-        return found
+        stamps = {mark: read_acted(self._place, mark) for mark in marks}
+        return {mark: stamp for mark, stamp in stamps.items() if stamp is not None}
 
     def _write(self, stamps: Mapping[str, str]) -> None:
         for mark, stamp in stamps.items():

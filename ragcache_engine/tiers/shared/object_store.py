@@ -27,7 +27,7 @@ from obstore.exceptions import AlreadyExistsError, BaseError, NotFoundError
 from obstore.store import LocalStore, ObjectStore, from_url
 
 from ragcache_engine.errors import ConfigError
-from ragcache_engine.tiers.disk.naming import owner_in
+from ragcache_engine.tiers.disk.naming import owner_with_quota
 from ragcache_engine.tiers.shared.address import StoreAddress
 from ragcache_engine.tiers.shared.store import (
     TOMBSTONES_STAY_S,
@@ -176,17 +176,24 @@ class ObjectBlocks(SharedStore):
         blocks: list[tuple[datetime, int, str]] = []
         for places in self._list(f"{BLOCKS}/"):
             blocks += [(each["last_modified"], each["size"], str(each["path"])) for each in places]
-        used_bytes: Counter[str] = Counter()
+        used_bytes: Counter[str | None] = Counter()
         for _, size, path in blocks:
             used_bytes[_owner_of(path)] += size
         most, most_of_one = self._quota_bytes or inf, self._tenant_quota_bytes or inf
-        together, ended = used_bytes.total(), []
-        for _, size, path in sorted(blocks):
+        stay, ended = [], []
+        for written, size, path in sorted(blocks):
             owner = _owner_of(path)
-            if together > most or (owner and used_bytes[owner] > most_of_one):
-                together -= size
+            if owner and used_bytes[owner] > most_of_one:
                 used_bytes[owner] -= size
                 ended.append(path)
+            else:
+                stay.append((written, size, path))
+        together = sum(size for _, size, _ in stay)
+        for _, size, path in stay:
+            if together <= most:
+                break
+            together -= size
+            ended.append(path)
         self._delete(ended)
 
     # -- objects -----------------------------------------------------------------------------------
@@ -254,8 +261,8 @@ class ObjectBlocks(SharedStore):
             raise StoreAway(f"{self.label}: {error}") from error
 
 
-def _owner_of(path: str) -> str:
-    return owner_in(path.rpartition("/")[2])
+def _owner_of(path: str) -> str | None:
+    return owner_with_quota(path.rpartition("/")[2])
 
 
 def _stamp(place: Any) -> str:

@@ -3,6 +3,7 @@
     <prefix>:b:<origin>/<name>     a block; expires
     <prefix>:of:<mark>             sorted set of blocks computed from a document, by when they expire
     <prefix>:owner:<mark>          sorted set of an owner's blocks, by when they expire, if it has a quota
+    <prefix>:owners                sorted set of these owners, by when the latest block expires
     <prefix>:marks                 sorted set of those documents' marks, by when the latest block expires
     <prefix>:forgotten             hash of the tombstones' stamps by mark
     <prefix>:forgotten-at          sorted set of the same marks, by when that was
@@ -22,7 +23,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import redis
 
-from ragcache_engine.tiers.disk.naming import owner_in
+from ragcache_engine.tiers.disk.naming import owner_with_quota
 from ragcache_engine.tiers.shared.address import PASSWORD, StoreAddress
 from ragcache_engine.tiers.shared.store import (
     TOMBSTONES_STAY_S,
@@ -37,6 +38,9 @@ ANSWER_S = 2.0
 
 AT_ONCE = 256
 """How many keys one command names."""
+
+CLEARED_AT_ONCE = 4096
+"""How many entries of a document's list, or of a tenant's, are read at once."""
 
 READ_BYTES = 1 << 20
 """Bytes to ask the network for at once: a block has about so many, and 64 KiB read half as fast."""
@@ -80,6 +84,7 @@ class RedisStore(SharedStore):
         self._prefix, self._ttl_s = address.prefix, address.ttl_s
         self._tenant_quota_bytes = address.tenant_quota_bytes
         self._marks = f"{address.prefix}:marks"
+        self._owners = f"{address.prefix}:owners"
         self._version = f"{address.prefix}:version"
         self._forgotten = f"{address.prefix}:forgotten"
         self._forgotten_at = f"{address.prefix}:forgotten-at"
@@ -140,14 +145,14 @@ class RedisStore(SharedStore):
         by_owner: dict[str, dict[str, int]] = {}
         size_bytes = max((len(block.content or b"") for block in blocks), default=0)
         for block in blocks:
-            if owner := owner_in(block.key.rpartition("/")[2]):
+            if owner := owner_with_quota(block.key.rpartition("/")[2]):
                 by_owner.setdefault(owner, {})[block.key] = until_s
         for owner, keys in by_owner.items():
             of = f"{self._prefix}:owner:{owner}"
             with self._redis.pipeline(transaction=False) as asked:
                 asked.zremrangebyscore(of, "-inf", until_s - self._ttl_s)
                 asked.zadd(of, keys, gt=True)
-                asked.expire(of, self._ttl_s + MARGIN_S)
+                asked.zadd(self._owners, {owner: until_s}, gt=True)
                 asked.zcard(of)
                 held = asked.execute()[-1]
             if size_bytes and (excess := held - quota_bytes // size_bytes) > 0:
@@ -181,8 +186,9 @@ class RedisStore(SharedStore):
     def clear(self, marks: Sequence[str]) -> None:
         # The lists stay until they end: somebody may write a block of theirs right now.
         for mark in marks:
-            found = self._redis.zrange(self._of(mark), 0, -1)
-            self.remove([key.decode(errors="replace") for key in found])
+            for at in range(0, self._redis.zcard(self._of(mark)), CLEARED_AT_ONCE):
+                found = self._redis.zrange(self._of(mark), at, at + CLEARED_AT_ONCE - 1)
+                self.remove([key.decode(errors="replace") for key in found])
 
     @_tells_away
     def tombstones(self) -> Mapping[str, str]:
@@ -210,6 +216,9 @@ class RedisStore(SharedStore):
                     self._redis.zadd(self._marks, {mark: latest[0][1]})
                 else:
                     self._redis.zrem(self._marks, mark)
+        for owner in self._redis.zrangebyscore(self._owners, "-inf", now_s):
+            self._redis.unlink(f"{self._prefix}:owner:{_text(owner)}")
+            self._redis.zrem(self._owners, owner)
         oldest_s = now_s - TOMBSTONES_STAY_S
         for some in _pieces(self._redis.zrangebyscore(self._forgotten_at, "-inf", oldest_s)):
             self._redis.hdel(self._forgotten, *some)

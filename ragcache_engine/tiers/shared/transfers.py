@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import threading
@@ -341,10 +342,10 @@ class SharedTransfers:
             raise StoreAway("it did not answer lately")
         found = self._store.holds([self._key(copy.name) for copy in copies])
         there = {copy.name for copy, is_there in zip(copies, found, strict=True) if is_there}
-        contents = {
-            copy.name: None if copy.name in there else self._pack(copy)
-            for copy in self._find_allowed(copies)
-        }
+        contents: dict[str, bytes | None] = {}
+        for copy in self._find_allowed(copies):
+            with contextlib.suppress(KeyAway):  # of one tenant; others' blocks are stored
+                contents[copy.name] = None if copy.name in there else self._pack(copy)
         stay: set[str] = set()
         try:
             # Those that are there too: the same text may have been stored as another document.
@@ -357,7 +358,7 @@ class SharedTransfers:
             )
             # Whoever forgets leaves a tombstone and then removes blocks. If there is none now, these are
             # among those that they will find.
-            stay = {copy.name for copy in self._find_allowed(copies)}
+            stay = contents.keys() & {copy.name for copy in self._find_allowed(copies)}
         finally:
             self._to_remove |= contents.keys() - stay
         self._note_back()

@@ -556,39 +556,108 @@ def test_hosts_with_other_keys_do_not_forget_for_each_other(store: DictStore, tm
             call()
 
 
-def sealed(keys: KeyRing, owner: str = "shop") -> bytes:
-    return keys.encrypt(owner, bytes(12), memoryview(b"text"), b"")
-
-
 def test_hosts_share_a_tenants_key_until_one_of_them_throws_it_away_for_all(
     store: DictStore, tmp_path: Path
 ):
     rings = [ring(store, tmp_path / host) for host in ("one", "other", "third")]
     shop = rings[0].naming.owner("shop")
-    assert len({sealed(keys, shop) for keys in rings}) == 1
-    before = sealed(rings[0], shop)
-    ForgottenElsewhere(tmp_path / "one", store, rings[0]).forget([shop])
+    [before] = {keys.key_of(shop).id for keys in rings}
+    one, *others = (
+        ForgottenElsewhere(tmp_path / host, store, keys)
+        for host, keys in zip(("one", "other", "third"), rings, strict=True)
+    )
+    one.forget([shop], [shop])
     assert not [name for name in store.keys if shop in name]
-    for host, keys in zip(("other", "third"), rings[1:], strict=True):
-        ForgottenElsewhere(tmp_path / host, store, keys).catch_up()
-    assert len({sealed(keys, shop) for keys in rings}) == 1, "they agree on the next"
-    assert sealed(rings[0], shop) != before
+    for each in others:
+        each.catch_up()
+    [after] = {keys.key_of(shop).id for keys in rings}
+    assert after != before
+
+
+def test_a_host_that_has_not_heard_of_it_does_not_give_a_thrown_away_key_back(
+    store: DictStore, tmp_path: Path
+):
+    one, other = (ring(store, tmp_path / host) for host in ("one", "other"))
+    shop = one.naming.owner("shop")
+    before = other.key_of(shop).id
+    assert one.key_of(shop).id == before
+    ForgottenElsewhere(tmp_path / "one", store, one).forget([shop], [shop])
+    again = ring(store, tmp_path / "other")  # started anew, before it has looked
+    again._share(store, f"tenant-{shop}")
+    assert before not in {again.key_of(shop).id, one.key_of(shop).id}
+
+
+def test_a_process_of_the_host_uses_a_key_no_more_that_another_one_threw_away(
+    store: DictStore, tmp_path: Path
+):
+    front, scheduler = ring(store, tmp_path), ring(store, tmp_path)
+    before = scheduler.key_of("shop").id
+    front.throw_away_for_all(["shop"])
+    assert scheduler.key_of("shop").id == front.key_of("shop").id != before
+
+
+def test_hosts_agree_again_after_the_store_lost_their_keys(store: DictStore, tmp_path: Path):
+    one, other = (ring(store, tmp_path / host) for host in ("one", "other"))
+    first = one.key_of("shop").id
+    store.keys.clear()
+    second = other.key_of("shop")  # it had none, and finds none
+    assert second.id != first
+    sealed = second.cipher.encrypt(bytes(12), b"text", b"")
+    target = bytearray(4)
+    one._ask_again_s.clear()
+    is_well = one.decrypt("shop", second.id, bytes(12), memoryview(sealed), b"", memoryview(target))
+    assert (is_well, bytes(target)) == (True, b"text")
+    assert one.key_of("shop").id == second.id
+
+
+def test_keys_are_given_back_to_a_store_that_lost_them(store: DictStore, tmp_path: Path):
+    one = ring(store, tmp_path / "one")
+    known = one.key_of("shop").id
+    store.keys.clear()
+    ForgottenElsewhere(tmp_path / "one", store, one).catch_up()
+    assert ring(store, tmp_path / "other").key_of("shop").id == known
+
+
+def test_a_new_master_key_takes_over_the_keys_that_only_the_store_has(
+    store: DictStore, tmp_path: Path
+):
+    old = ring(store, tmp_path / "one")
+    known = old.key_of("shop").id
+    new = KeyRing(tmp_path / "fresh", [b"n" * 32, b"m" * 32], store)
+    assert new.naming == old.naming
+    assert new.key_of("shop").id == known
+    assert KeyRing(tmp_path / "later", [b"n" * 32], store).key_of("shop").id == known
 
 
 def test_while_the_store_is_away_only_those_keys_serve_that_the_host_has(
     store: DictStore, tmp_path: Path
 ):
-    known = sealed(ring(store, tmp_path), "shop")
+    known = ring(store, tmp_path).key_of("shop").id
     keys = ring(store, tmp_path)
     store.failure = StoreAway("gone")
-    assert sealed(keys, "shop") == known
+    assert keys.key_of("shop").id == known
     with pytest.raises(KeyAway, match="does not answer"):
-        sealed(keys, "press")
+        keys.key_of("press")
     store.failure = None
-    with pytest.raises(KeyAway):
-        sealed(keys, "press")  # it is not asked again at once
-    keys._ask_again_s = 0.0
-    assert sealed(keys, "press") == sealed(ring(store, tmp_path / "other"), "press")
+    with pytest.raises(KeyAway, match="lately"):
+        keys.key_of("press")  # it is not asked again at once
+    keys._ask_again_s.clear()
+    assert keys.key_of("press").id == ring(store, tmp_path / "other").key_of("press").id
+
+
+def test_a_block_that_cannot_be_encrypted_holds_up_no_other(store: DictStore, tmp_path: Path):
+    keys = ring(store, tmp_path)
+    name = keys.naming.files(range(16), "press", blocks=1, block_tokens=16)[0]
+    engine = Engine(store, tmp_path, keys)
+    keys.key_of(keys.naming.owner(None))
+    keys._find_tenants = unavailable  # type: ignore[method-assign]
+    engine.slot(1)[:] = content_of(1)
+    engine.shared.write(BlockCopy(name, 1, []))
+    engine.shared.write(BlockCopy(encrypted_name(keys), 1, []))
+    failures = {one.copy.name: one.failure for one in engine.wait(2)}
+    assert failures[encrypted_name(keys)] is None
+    assert failures[name] == "forgotten"
+    engine.shared.close()
 
 
 def test_a_block_whose_key_cannot_be_had_is_not_read_and_stays(store: DictStore, tmp_path: Path):

@@ -143,6 +143,14 @@ class TierSpec(TieringOffloadingSpec):
             (Tier.HOST, settings.host_quota_bytes, self.kv_bytes_per_chunk),
             (Tier.DISK, settings.disk_quota_bytes, self._file_bytes),
         )
+        for tier, quota, size in quotas:
+            if quota is not None and quota < size:
+                logger.warning(
+                    "%s_cache_per_tenant is %d bytes, and a block takes %d: tenants cache nothing there",
+                    tier.value,
+                    quota,
+                    size,
+                )
         return {tier: quota // size for tier, quota, size in quotas if quota is not None}
 
     def _attach_disk(
