@@ -1,6 +1,7 @@
 """Run a fleet on a Ray cluster of hosts of their own, with a store on another one, and let things fail.
 
     python benchmarks/ray_hosts.py --out FOLDER            # needs root, redis-server, iproute2 and Ray
+    python benchmarks/ray_hosts.py --clients 64 --answers 2000
 
 The hosts are network namespaces of this machine (see several_hosts.py): a head with the door, which has a
 certificate, two workers with a replica each, and one with Redis. Ray asks for its token everywhere.
@@ -192,7 +193,7 @@ def main() -> None:
             asked.logs.mkdir(parents=True, exist_ok=True)
             model = asked.model or str(demo_model())
             cluster = Cluster(made, model, asked.logs.resolve(), folder, stack)
-            lines, is_right = play(cluster, stack)
+            lines, is_right = play(cluster, stack, asked.clients, asked.answers)
     except NeedsRoot as error:
         raise SystemExit(str(error)) from None
     print(*lines, sep="\n")
@@ -200,7 +201,7 @@ def main() -> None:
     sys.exit(0 if is_right else 1)
 
 
-def play(cluster: Cluster, stack: ExitStack) -> tuple[list[str], bool]:
+def play(cluster: Cluster, stack: ExitStack, clients: int, answers: int) -> tuple[list[str], bool]:
     engine = stack.enter_context(cluster.connect())
     if not cluster.lets_in(cluster.environment["RAY_AUTH_TOKEN"]):
         raise SystemExit("Ray does not let its own in: see strangers.log")
@@ -211,16 +212,16 @@ def play(cluster: Cluster, stack: ExitStack) -> tuple[list[str], bool]:
         ["strangers with no token, with another", " and ".join(map(str, strangers)), ""],
     ]
     first, second = cluster.workers
-    traffic = Traffic({"door": engine}, expected)
+    traffic = Traffic({"door": engine}, expected, clients)
 
     def fault(name: str, begin: Callable[[], object], end: Callable[[], object]) -> None:
         print(name, flush=True)
         asked = traffic.asked
         begin()
         time.sleep(FAULT_S)
-        answers = traffic.asked - asked
+        meanwhile = traffic.asked - asked
         end()
-        rows.append([name, f"{answers} answers meanwhile", f"{cluster.wait_for_all():.0f} s"])
+        rows.append([name, f"{meanwhile} answers meanwhile", f"{cluster.wait_for_all():.0f} s"])
 
     with traffic.running():
         fault("nothing", lambda: None, lambda: None)
@@ -258,9 +259,11 @@ def play(cluster: Cluster, stack: ExitStack) -> tuple[list[str], bool]:
             lambda: rows.append(["  health meanwhile", str(cluster.health()), ""]),
         )
         time.sleep(FAULT_S)
+        while traffic.asked < answers:
+            time.sleep(1.0)
     lines = [
         *table(("fault", "what was seen", "until all replicas answer"), rows),
-        f"{traffic.asked:,} answers: {traffic.wrong} wrong, {traffic.lost} lost.",
+        f"{traffic.asked:,} answers to {clients} clients: {traffic.wrong} wrong, {traffic.lost} lost.",
     ]
     return lines, not (traffic.wrong or traffic.lost or any(strangers) or served)
 
@@ -268,6 +271,8 @@ def play(cluster: Cluster, stack: ExitStack) -> tuple[list[str], bool]:
 def _parse() -> argparse.Namespace:
     parser = command_line(__doc__)
     parser.add_argument("--model")
+    parser.add_argument("--clients", type=int, default=2, help="that ask at a time")
+    parser.add_argument("--answers", type=int, default=0, help="the fewest, some after all faults")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--logs", type=Path, default=Path("/var/tmp/ray-hosts"))
     return parser.parse_args()

@@ -80,12 +80,16 @@ class Server:
 class Traffic:
     """Clients that ask all the time. wrong, lost: what came of that; excused: servers that may fail."""
 
-    def __init__(self, engines: dict[str, RAGCacheEngine], expected: dict[str, str]) -> None:
+    def __init__(
+        self, engines: dict[str, RAGCacheEngine], expected: dict[str, str], clients: int = 2
+    ) -> None:
         self.engines, self._expected = engines, expected
         self.asked = self.wrong = self.lost = 0
         self.excused: set[str] = set()
         self._ended, self._lock = threading.Event(), threading.Lock()
-        self._threads = [threading.Thread(target=self._run, args=(seed,)) for seed in range(2)]
+        self._threads = [
+            threading.Thread(target=self._run, args=(seed,)) for seed in range(clients)
+        ]
 
     @contextmanager
     def running(self) -> Iterator[None]:

@@ -6,7 +6,6 @@ from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 
 from ragcache_engine.speculation.estimate import CandidateFigures, Estimator
-from ragcache_engine.speculation.outcomes import USEFUL
 from ragcache_engine.speculation.prefill_load import ModelSpeed
 from ragcache_engine.speculation.tracked_search import TrackedSearch
 from ragcache_engine.values import SamplingOptions
@@ -70,7 +69,7 @@ class ChainEstimators:
             search.is_in_estimate = True
             estimator = self._of(search.chain)
             figures = estimator.figures.after_question(
-                search.outcome in USEFUL, search.speculations_cancelled
+                search.was_of_use, search.speculations_cancelled
             )
             # A busy process prepares more slowly than it would in the idle moments that guesses are for.
             if search.was_idle:

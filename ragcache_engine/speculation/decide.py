@@ -1,17 +1,30 @@
 """Decide when to start on documents that the search may still replace. Pure functions.
 
 Source: RAGCache, §5.3, Algorithm 2 (dynamic speculative pipelining). This differs from the paper's
-algorithm in two points. A start that found no room is tried again at the next stage, even if the
-documents are the same; the paper's loop would wait for other documents. And the final documents need no
-room: as in the paper, their request is about to join the same queue anyway.
+algorithm in three points. A start that found no room is tried again at the next stage, even if the
+documents are the same; the paper's loop would wait for other documents. Without room, a start on
+documents to which the stage only adds some goes on. And the final documents need no room: as in the
+paper, their request is about to join the same queue anyway.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import StrEnum
+from itertools import takewhile
 
 from ragcache_engine.values import Document
+
+
+def count_same(before: Sequence[Document], after: Sequence[Document]) -> int:
+    """Count the leading documents that two stages of a search have in common."""
+    pairs = zip(before, after, strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+
+def share_replaced(before: Sequence[Document], after: Sequence[Document]) -> float:
+    """Return the share of a stage's documents that the next one does not begin with; 0 of none."""
+    return 1.0 - count_same(before, after) / len(before) if before else 0.0
 
 
 class Decision(StrEnum):
@@ -43,7 +56,9 @@ def decide(
     has_room = final or pending_prefills < max_prefill_requests
     if found and has_room:
         return Decision.START
-    return Decision.KEEP if running is None else Decision.CANCEL
+    if running is None or (running and not share_replaced(running, found)):
+        return Decision.KEEP  # what it prefills is the prompt's beginning
+    return Decision.CANCEL
 
 
 def max_prefill_requests(step_tokens: int, device_tokens: int, prompt_tokens: int) -> int:

@@ -19,14 +19,14 @@ from ragcache_engine.protocols import Backend, BackendRequest
 from ragcache_engine.speculation.candidates import CandidatePreparation
 from ragcache_engine.speculation.chain_estimators import ChainEstimators
 from ragcache_engine.speculation.claim import Claim
-from ragcache_engine.speculation.decide import Decision, decide
+from ragcache_engine.speculation.decide import Decision, decide, share_replaced
 from ragcache_engine.speculation.generation import Speculation
 from ragcache_engine.speculation.outcomes import find_outcome
 from ragcache_engine.speculation.prefill_load import PrefillLoad
 from ragcache_engine.speculation.request_planner import RequestPlanner
 from ragcache_engine.speculation.runner import SpeculationRunner
 from ragcache_engine.speculation.search_registry import SearchRegistry
-from ragcache_engine.speculation.tracked_search import TrackedSearch, share_replaced
+from ragcache_engine.speculation.tracked_search import TrackedSearch
 from ragcache_engine.values import (
     Document,
     ModelLimits,

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile, zip_longest
+from itertools import zip_longest
 from statistics import fmean
 
 from ragcache_engine.prompt import Render
+from ragcache_engine.speculation.decide import count_same, share_replaced
 from ragcache_engine.speculation.generation import Speculation
+from ragcache_engine.speculation.outcomes import USEFUL
 from ragcache_engine.values import (
     Document,
     SamplingOptions,
@@ -20,17 +22,6 @@ from ragcache_engine.values import (
 
 MOST_CANDIDATES = 64
 """So many candidates of a search are kept, the likeliest."""
-
-
-def count_same(before: Sequence[Document], after: Sequence[Document]) -> int:
-    """Count the leading documents that two stages of a search have in common."""
-    pairs = zip(before, after, strict=False)
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-
-
-def share_replaced(before: Sequence[Document], after: Sequence[Document]) -> float:
-    """Return the share of a stage's documents that the next one does not begin with; 0 of none."""
-    return 1.0 - count_same(before, after) / len(before) if before else 0.0
 
 
 @dataclass(slots=True, eq=False)
@@ -103,6 +94,12 @@ class TrackedSearch:
             self.documents, self.was_idle = documents, is_idle
         if final:
             self.ended_s = now_s
+
+    @property
+    def was_of_use(self) -> bool:
+        """Whether the work that was started for it was: adopted, or half of the prompt's beginning."""
+        mostly_right = 2 * self.speculations_cancelled < self.speculations_started
+        return self.outcome in USEFUL or mostly_right
 
     def early_s(self) -> float:
         """Return how long before the end of the search its documents were known, in the mean."""

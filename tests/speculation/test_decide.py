@@ -7,7 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ragcache_engine import Document
-from ragcache_engine.speculation.decide import Decision, decide, max_prefill_requests
+from ragcache_engine.speculation.decide import (
+    Decision,
+    decide,
+    max_prefill_requests,
+    share_replaced,
+)
 
 documents = st.lists(st.sampled_from("abc").map(lambda name: Document(name, name)), max_size=3)
 numbers = st.integers(0, 5)
@@ -53,8 +58,10 @@ def test_only_wrong_work_ends_and_only_known_documents_are_started_on(
     decided = decide(
         running, found, pending_prefills=pending, max_prefill_requests=most, final=final
     )
-    if running is not None:
-        assert (decided is Decision.KEEP) == (running == found)
+    if running is not None and decided is Decision.KEEP:
+        assert found[: len(running)] == running
+    if running is not None and running == found:
+        assert decided is Decision.KEEP
     if decided is Decision.START:
         assert found
         assert final or pending < most
@@ -82,3 +89,16 @@ def test_as_many_prompts_may_wait_as_one_step_computes_and_one_always_may(
     most = max_prefill_requests(step, device, prompt)
     assert most >= 1
     assert most == 1 or most * max(1, prompt) <= min(step, device)
+
+
+def test_without_room_a_start_on_the_first_documents_goes_on():
+    assert decision(A, A + B, waiting=2) is Decision.KEEP
+    assert decision(A, B + A, waiting=2) is Decision.CANCEL
+    assert decision(A, A + B) is Decision.START
+
+
+def test_the_share_that_the_next_stage_does_not_begin_with_is_replaced():
+    assert share_replaced(A + B, A + B + A) == 0.0
+    assert share_replaced(A + B, A) == 0.5
+    assert share_replaced(A + B, B) == 1.0
+    assert share_replaced([], B) == 0.0

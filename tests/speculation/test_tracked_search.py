@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ragcache_engine import Document
-from ragcache_engine.speculation.tracked_search import TrackedSearch, share_replaced
+from ragcache_engine import Document, SpeculationOutcome
+from ragcache_engine.speculation.tracked_search import TrackedSearch
 
 A, B, C, D = (Document(name, name) for name in "abcd")
 
@@ -41,8 +41,11 @@ def test_a_search_that_found_nothing_before_its_end_has_no_lead():
     assert search((1.0, [A]), (3.0, [])).early_s() == 0.0
 
 
-def test_the_share_that_the_next_stage_does_not_begin_with_is_replaced():
-    assert share_replaced([A, B], [A, B, C]) == 0.0
-    assert share_replaced([A, B], [A]) == 0.5
-    assert share_replaced([A, B], [C]) == 1.0
-    assert share_replaced([], [C]) == 0.0
+def test_work_on_documents_that_others_were_only_added_to_was_of_use():
+    crawled, changed = search((1.0, [A])), search((1.0, [A]))
+    for made, cancelled in ((crawled, 0.5), (changed, 2.0)):
+        made.speculations_started, made.speculations_cancelled = 3, cancelled
+        made.outcome = SpeculationOutcome.OTHER_DOCUMENTS
+    assert (crawled.was_of_use, changed.was_of_use) == (True, False)
+    changed.outcome = SpeculationOutcome.ADOPTED
+    assert changed.was_of_use
