@@ -118,6 +118,10 @@ class CorpusWarming:
     async def _warm(self, document_ids: Sequence[str]) -> _Done:
         """Prefill a set of documents, unless it is in the cache."""
         served = self._served
+        if served.beginnings.get(self._tenant) is None:
+            return _Done(
+                document_ids, why="what they stand behind was forgotten: ask a question first"
+            )
         for _ in range(ATTEMPTS):
             moment = served.corpora.moment()
             try:

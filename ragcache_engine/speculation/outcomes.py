@@ -27,6 +27,18 @@ def find_outcome(speculation: Speculation, request: BackendRequest) -> Speculati
     return SpeculationOutcome.OTHER_PROMPT
 
 
+def share_in_vain(guess: str, prompt: str) -> float:
+    """Return the share of a guessed prompt's characters with which the prompt does not begin."""
+    same, over = 0, min(len(guess), len(prompt)) + 1
+    while over - same > 1:  # it begins with the first `same`, and not with the first `over`
+        middle = (same + over) // 2
+        if prompt.startswith(guess[:middle]):
+            same = middle
+        else:
+            over = middle
+    return 1.0 - same / len(guess) if guess else 0.0
+
+
 def count_outcome(
     stats: SpeculationStats, outcome: SpeculationOutcome, computed_tokens: int = 0
 ) -> SpeculationStats:

@@ -21,7 +21,7 @@ from ragcache_engine.speculation.chain_estimators import ChainEstimators
 from ragcache_engine.speculation.claim import Claim
 from ragcache_engine.speculation.decide import Decision, decide, share_replaced
 from ragcache_engine.speculation.generation import Speculation
-from ragcache_engine.speculation.outcomes import find_outcome
+from ragcache_engine.speculation.outcomes import find_outcome, share_in_vain
 from ragcache_engine.speculation.prefill_load import PrefillLoad
 from ragcache_engine.speculation.request_planner import RequestPlanner
 from ragcache_engine.speculation.runner import SpeculationRunner
@@ -220,7 +220,7 @@ class Pipeline:
         if not self._is_automatic:
             return pending
         return pending + self._registry.count_expected_prompts(
-            search, now_s, self._estimators.search_s
+            search, now_s, self._estimators.search_s, self._load.speed.prefill_s or 0.0
         )
 
     def _may_start(self, search: TrackedSearch, is_final: bool) -> bool:
@@ -263,8 +263,9 @@ class Pipeline:
         search.is_closed = True
         search.note(now_s, SpeculationStep.PROMPT)
         if search.speculation:
-            outcome = find_outcome(search.speculation, request)
-            self._runner.cancel(search.speculation, search, outcome)
+            guess, outcome = search.speculation.request, find_outcome(search.speculation, request)
+            wrong = 1.0 if guess is None else share_in_vain(guess.prompt.text, request.prompt.text)
+            self._runner.cancel(search.speculation, search, outcome, wrong)
         if adopted:
             self._runner.adopt(adopted, search, now_s)
         self._estimators.note_prompt(search, now_s, request.options, request.document_ids)

@@ -107,6 +107,7 @@ class SpeculationRunner:
         self.stats = count_outcome(self.stats, outcome, round(wrong * computed))
         if outcome is not SpeculationOutcome.PREFILLED:
             search.speculations_cancelled += wrong
+            search.latest_wrong = wrong
             search.note(now_s, SpeculationStep.CANCELLED, outcome.value)
 
     async def close(self) -> None:

@@ -12,7 +12,7 @@ from ragcache_engine.tenants import forget_ids_of
 from ragcache_engine.values import TokenizedPrompt
 
 SOON_S = 0.5
-"""For how many seconds before and after the end of a search its prompt is expected."""
+"""For how many seconds before the end of a search, at least, and after it its prompt is expected."""
 MOST_SEARCHES, MOST_SEARCH_BYTES = 256, 128 << 20
 """How many searches may wait for their prompt, and how much memory their documents may take."""
 
@@ -135,22 +135,28 @@ class SearchRegistry:
         ]
 
     def count_expected_prompts(
-        self, search: TrackedSearch, now_s: float, search_s: Callable[[Hashable], float]
+        self,
+        search: TrackedSearch,
+        now_s: float,
+        search_s: Callable[[Hashable], float],
+        prefill_s: float = 0.0,
     ) -> int:
         """Return how many other searches will soon send a prompt for which nothing was started.
 
-        search_s: returns how long the searches of a chain take; 0 if that is not known.
+        search_s: returns how long the searches of a chain take; 0 if that is not known. prefill_s: how
+        long a prefill takes: one that begins now is in the way of prompts that come sooner.
         """
+        before_s = max(SOON_S, prefill_s)
 
-        def ends_s(other: TrackedSearch) -> float:
+        def is_expected(other: TrackedSearch) -> bool:
             if other.ended_s is not None:
-                return other.ended_s
-            return max(now_s, other.started_s + search_s(other.chain))
+                return now_s - other.ended_s < SOON_S
+            return other.started_s + search_s(other.chain) - now_s < before_s
 
         return sum(
             other is not search
             and not other.is_closed
             and other.speculation is None
-            and abs(ends_s(other) - now_s) < SOON_S
+            and is_expected(other)
             for other in self._searches.values()
         )

@@ -20,6 +20,12 @@ from ragcache_engine.values import (
     SpeculationStep,
 )
 
+MOSTLY = 0.5
+"""Work of which at most this share was in vain was of use."""
+
+BEGINNINGS = (SpeculationOutcome.OTHER_DOCUMENTS, SpeculationOutcome.OTHER_PROMPT)
+"""The outcomes after which the question's prompt may begin as a guess did, and has its tensors."""
+
 MOST_CANDIDATES = 64
 """So many candidates of a search are kept, the likeliest."""
 
@@ -48,7 +54,8 @@ class TrackedSearch:
       search.
     speculation: the one that now runs or waits for the prompt.
     speculations_started, speculations_cancelled: how many of each there were for this search; of one that
-      shared its first documents with the next, the share of the others counts as cancelled.
+      shared its first documents with the next, the share of the others counts as cancelled. latest_wrong:
+      that share of the latest one, or the share of its prompt that the question's does not begin with.
     preparing_s: how long it took to prepare the last one that the backend was given.
     is_in_estimate: whether the outcome already counts in the estimate of what speculating gains.
     """
@@ -75,6 +82,7 @@ class TrackedSearch:
     speculation: Speculation | None = None
     speculations_started: int = 0
     speculations_cancelled: float = 0.0
+    latest_wrong: float = 1.0
     preparing_s: float = 0.0
     is_in_estimate: bool = False
     outcome: SpeculationOutcome = SpeculationOutcome.NONE
@@ -97,9 +105,9 @@ class TrackedSearch:
 
     @property
     def was_of_use(self) -> bool:
-        """Whether the work that was started for it was: adopted, or half of the prompt's beginning."""
-        mostly_right = 2 * self.speculations_cancelled < self.speculations_started
-        return self.outcome in USEFUL or mostly_right
+        """Whether the work that was started for it was: adopted, or mostly the prompt's beginning."""
+        has_beginning = self.outcome in BEGINNINGS and self.latest_wrong < MOSTLY
+        return self.outcome in USEFUL or has_beginning
 
     def early_s(self) -> float:
         """Return how long before the end of the search its documents were known, in the mean."""

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import httpx2
 import pytest
-from http_servers import PRESS, SHOP, MemoryServer, serve
+from http_servers import OPERATOR, PRESS, SHOP, MemoryServer, serve
 from waiting import eventually
 
+from ragcache_engine import RAGCacheEngine
 from ragcache_engine.backends.memory import MemoryBackend
 from ragcache_engine.corpora import CorpusWarmed, Registered, ServerCorpora
 from ragcache_engine.errors import EngineDied, EngineError, UnknownDocument, UnknownTemplate
@@ -134,6 +135,21 @@ def test_a_document_that_was_removed_is_not_computed_and_begins_no_prompt(server
     ask(server, 1, 2)
     assert corpora.warm("sea") == CorpusWarmed(prepared=5)
     assert not any("page 0" in one.tokens.text for one in computed(server))
+
+
+def test_for_a_tenant_that_is_forgotten_meanwhile_nothing_more_is_computed(server):
+    ask(server, 0, 1)
+    with RAGCacheEngine.connect(server.url, api_key=OPERATOR) as operator:
+
+        def forget_at(done: int, of: int) -> None:
+            if done == 2:
+                operator.forget_tenant("shop")
+
+        warmed = corpora_of(server).warm("sea", done=forget_at)
+    assert warmed.left_out
+    headers = {"Authorization": f"Bearer {OPERATOR}"}
+    told = httpx2.post(f"{server.url}/ragcache/tree", json={"documents": 50}, headers=headers)
+    assert told.json()["tree"]["documents"] == []
 
 
 def test_an_error_that_concerns_all_ends_it_and_is_told(server):

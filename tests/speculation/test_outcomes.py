@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import asdict, replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ragcache_engine import SamplingOptions, SpeculationOutcome, SpeculationStats, TokenizedPrompt
 from ragcache_engine.protocols import BackendRequest
 from ragcache_engine.speculation.generation import Speculation
-from ragcache_engine.speculation.outcomes import count_outcome, find_outcome
+from ragcache_engine.speculation.outcomes import count_outcome, find_outcome, share_in_vain
 
 
 def request(text: str, max_tokens: int = 4, tenant: str | None = None) -> BackendRequest:
@@ -59,3 +61,12 @@ def test_every_speculation_is_counted_once_and_only_lost_work_as_wasted(
     assert asdict(after) == asdict(
         replace(before, **{counter: 2}, wasted_prefill_tokens=100 + wasted)
     )
+
+
+@given(st.text("ab", max_size=20), st.text("ab", max_size=20))
+def test_of_a_guess_that_is_in_vain_with_which_the_prompt_does_not_begin(guess: str, prompt: str):
+    same = next(
+        (at for at, pair in enumerate(zip(guess, prompt, strict=False)) if pair[0] != pair[1]),
+        min(len(guess), len(prompt)),
+    )
+    assert share_in_vain(guess, prompt) == (1.0 - same / len(guess) if guess else 0.0)

@@ -76,6 +76,7 @@ def test_a_prompt_is_expected_only_towards_the_end_of_a_search_that_takes_long()
         for now_s in (10.1, 16.4, 16.6, 17.4, 30.0)
     }
     assert expected == {10.1: 0, 16.4: 0, 16.6: 1, 17.4: 1, 30.0: 1}
+    assert registry.count_expected_prompts(asking, 15.5, lambda chain: 7.0, prefill_s=2.0) == 1
 
 
 def test_documents_name_what_waits_on_them():

@@ -41,11 +41,24 @@ def test_a_search_that_found_nothing_before_its_end_has_no_lead():
     assert search((1.0, [A]), (3.0, [])).early_s() == 0.0
 
 
-def test_work_on_documents_that_others_were_only_added_to_was_of_use():
-    crawled, changed = search((1.0, [A])), search((1.0, [A]))
-    for made, cancelled in ((crawled, 0.5), (changed, 2.0)):
-        made.speculations_started, made.speculations_cancelled = 3, cancelled
-        made.outcome = SpeculationOutcome.OTHER_DOCUMENTS
-    assert (crawled.was_of_use, changed.was_of_use) == (True, False)
-    changed.outcome = SpeculationOutcome.ADOPTED
-    assert changed.was_of_use
+@pytest.mark.parametrize(
+    ("outcome", "wrong", "was_of_use"),
+    [
+        (SpeculationOutcome.ADOPTED, 1.0, True),
+        (SpeculationOutcome.OTHER_DOCUMENTS, 0.1, True),
+        (SpeculationOutcome.OTHER_PROMPT, 0.1, True),
+        (SpeculationOutcome.OTHER_PROMPT, 1.0, False),
+        (SpeculationOutcome.EXPIRED, 0.0, False),
+        (SpeculationOutcome.FAILED, 0.0, False),
+    ],
+)
+def test_work_was_of_use_if_it_was_adopted_or_mostly_the_prompts_beginning(
+    outcome: SpeculationOutcome, wrong: float, was_of_use: bool
+):
+    made = search((1.0, [A]))
+    made.speculations_started, made.outcome, made.latest_wrong = 3, outcome, wrong
+    assert made.was_of_use == was_of_use
+
+
+def test_where_nothing_was_started_nothing_was_of_use():
+    assert not search((1.0, [A])).was_of_use

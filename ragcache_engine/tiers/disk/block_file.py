@@ -30,7 +30,7 @@ from typing import Any
 
 from xxhash import xxh3_128
 
-from ragcache_engine.tiers.disk.key_ring import NONCE_BYTES, KeyAway, KeyRing
+from ragcache_engine.tiers.disk.key_ring import NONCE_BYTES, KeyRing, OtherKey
 from ragcache_engine.tiers.disk.naming import owner_in
 
 MAGIC = b"RAGCKV\x00\x03"
@@ -150,7 +150,7 @@ def unpack(
         if sealed[-CHECKSUM_BYTES:] != checksum.digest():
             raise UnusableFile(f"{name} is damaged")
         target[:] = payload
-    elif not keys.decrypt(owner_in(name), *_read_sealing(header), sealed, start, target):
+    elif not _decrypt(keys, name, header, sealed, start, target):
         raise UnusableFile(f"{name} is damaged")
 
 
@@ -159,7 +159,7 @@ def read(
 ) -> int:
     """Read a block into `target`; return the file's bytes. keys: what it was encrypted with.
 
-    Raises FileNotFoundError, another OSError or UnusableFile. After UnusableFile the content of
+    Raises FileNotFoundError, another OSError, KeyAway or UnusableFile. After UnusableFile the content of
     `target` is undefined.
     """
     with _open_regular(path) as file:
@@ -174,13 +174,7 @@ def read(
         else:
             sealed = keys.buffer(target.nbytes + CHECKSUM_BYTES)
             _read_into(file.fileno(), sealed)
-            try:
-                is_whole = keys.decrypt(
-                    owner_in(name), *_read_sealing(header), sealed, start, target
-                )
-            except KeyAway as error:
-                raise UnusableFile(f"{path}: {error}") from error
-            if not is_whole:
+            if not _decrypt(keys, name, header, sealed, start, target):
                 raise UnusableFile(f"{path} is damaged")
         if os.read(file.fileno(), 1):
             raise UnusableFile(f"{path} is longer than it says")
@@ -204,12 +198,23 @@ def _require_block(
         raise UnusableFile(f"{where} is encrypted otherwise")
 
 
-def _read_sealing(header: Mapping[str, Any]) -> tuple[str, bytes]:
-    """Return the id of the key that a block is encrypted with, and the nonce."""
+def _decrypt(
+    keys: KeyRing,
+    name: str,
+    header: Mapping[str, Any],
+    sealed: memoryview,
+    start: bytes,
+    target: memoryview,
+) -> bool:
+    """Write a block into `target`; False if it is damaged. Raises UnusableFile, KeyAway, OSError."""
     try:
-        return str(header["key"]), bytes.fromhex(header["nonce"])
+        key_id, nonce = str(header["key"]), bytes.fromhex(header["nonce"])
     except (KeyError, TypeError, ValueError) as error:
         raise UnusableFile("its header is damaged") from error
+    try:
+        return keys.decrypt(owner_in(name), key_id, nonce, sealed, start, target)
+    except OtherKey as error:
+        raise UnusableFile(f"{name}: {error}") from error
 
 
 def is_regular(path: Path) -> bool:

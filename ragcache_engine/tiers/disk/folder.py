@@ -34,7 +34,7 @@ from ragcache_engine.tiers.disk.kept_files import (
     clear_kept,
     forget_kept,
 )
-from ragcache_engine.tiers.disk.key_ring import KeyRing
+from ragcache_engine.tiers.disk.key_ring import NO_STAMPS, KeyRing
 from ragcache_engine.tiers.disk.naming import PLAIN, is_encrypted
 from ragcache_engine.tiers.disk.tombstones import (
     Tombstones,
@@ -341,8 +341,17 @@ class DiskFolder:
         return self._home / name[:2] / f"{name}{SUFFIX}"
 
 
-def forget_documents(folder: Path, document_ids: Iterable[str], keys: KeyRing | None = None) -> int:
-    """Remove every block file computed from one of the documents; return how many. Any process.
+class ForgottenFiles(NamedTuple):
+    """What was removed: how many files, and the keys of the tenants with these marks."""
+
+    files: int
+    keys: Sequence[str]
+
+
+def forget_documents(
+    folder: Path, document_ids: Iterable[str], keys: KeyRing | None = None
+) -> ForgottenFiles:
+    """Remove every block file computed from one of the documents. Any process.
 
     Leave tombstones first: then no engine adds a file that this misses. This reads the header of each
     file in the folder. A file with an unusable header, or whose marks were made with other keys, is
@@ -352,10 +361,15 @@ def forget_documents(folder: Path, document_ids: Iterable[str], keys: KeyRing | 
     return forget_marks(folder, {naming.mark(document_id) for document_id in document_ids}, keys)
 
 
-def forget_marks(folder: Path, marks: Set[str], keys: KeyRing | None = None) -> int:
+def forget_marks(
+    folder: Path,
+    marks: Set[str],
+    keys: KeyRing | None = None,
+    stamps: Mapping[str, str] = NO_STAMPS,
+) -> ForgottenFiles:
     """Do what `forget_documents` does, for documents of which only the marks are known.
 
-    The keys of tenants among them are thrown away.
+    The keys of tenants among them are thrown away. stamps: as in KeyRing.throw_away.
     """
     forget_kept(folder, marks)
     removed = 0
@@ -370,9 +384,7 @@ def forget_marks(folder: Path, marks: Set[str], keys: KeyRing | None = None) -> 
             with contextlib.suppress(OSError):
                 path.unlink()
                 removed += 1
-    if keys is not None:
-        keys.throw_away(marks)
-    return removed
+    return ForgottenFiles(removed, [] if keys is None else keys.throw_away(marks, stamps))
 
 
 def _remove_plain(folder: Path) -> None:

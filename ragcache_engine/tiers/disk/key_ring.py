@@ -6,8 +6,9 @@
 
 Each of these files is random bytes, encrypted with the master key, which lies nowhere in the folder. So
 another master key costs a few short files, not all tensors; and without its file, what a tenant stored
-cannot be read any more, from a backup either. Hosts that share a store share the first two kinds of files
-through it, under `<id of the master key>-<name of the file>`.
+cannot be read any more. Hosts that share a store share the first two kinds of files through it, under
+`<id of the master key>-<name of the file>`. A tenant's key has behind it the stamp of the tombstone that
+the tenant had there when the key was made: with a later one it is outdated, whoever gives it back.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Collection, Container, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence
 from functools import lru_cache
 from hashlib import blake2b
 from pathlib import Path
@@ -28,7 +29,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from ragcache_engine.errors import ConfigError
 from ragcache_engine.tiers.disk.master_keys import KEY_BYTES, read_master_keys
 from ragcache_engine.tiers.disk.naming import Naming
-from ragcache_engine.tiers.shared.acted import acted_place, read_acted
 from ragcache_engine.tiers.shared.opening import open_store
 from ragcache_engine.tiers.shared.store import SharedStore, StoreAway
 
@@ -43,13 +43,18 @@ NONCE_BYTES = 12
 _FileStamp = tuple[int, int] | None
 """What changes with a file; None if there is none."""
 
+NO_STAMPS: Mapping[str, str] = {}
+
 ASK_AGAIN_S = 5.0
 """A store that could not say a tenant's key is not asked for one again for so many seconds."""
 
 
 class KeyAway(Exception):
-    """The key that something was encrypted with is not at hand: it is another one, or the store through
-    which hosts share it does not answer."""
+    """The key of a tenant cannot be had now, as the store that has it does not say."""
+
+
+class OtherKey(Exception):
+    """Something was encrypted with a key that its tenant has no more: nobody can read it."""
 
 
 class TenantKey(NamedTuple):
@@ -80,8 +85,11 @@ class KeyRing:
         self._place = keys / _id_of(masters[0])
         self._known: dict[str, tuple[_FileStamp, TenantKey]] = {}
         self._finding, self._buffers = Lock(), threading.local()
-        self._shared, self._folder = shared, folder
-        self._ask_again_s: dict[str, float] = {}
+        self._shared = shared
+        self._ask_again_s: dict[str, float] = {}  # by owner, of keys that could not be had
+        self._compared_s: dict[
+            str, float
+        ] = {}  # by owner: when its key was compared with the store's
         self.is_new = not self._place.is_dir()
         for made in (folder, keys, self._place):
             made.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -91,7 +99,7 @@ class KeyRing:
             self._take_over(keys / name, cipher)
         self._remove_earlier(keys, named)
         self.is_agreed = shared is not None and self._agree(shared)
-        self.naming = Naming(self._find(NAMES))
+        self.naming = Naming(self._find(NAMES)[:KEY_BYTES])
         self.id = blake2b(
             b"", digest_size=8, key=self.naming.secret, person=b"key ring"
         ).hexdigest()
@@ -101,16 +109,17 @@ class KeyRing:
 
         Costs a look at its file: another process may have thrown it away. Raises OSError, KeyAway.
         """
-        name = f"{TENANT}{owner}"
-        path = self._place / name
-        known = self._known.get(owner)
+        path, known = self._place / f"{TENANT}{owner}", self._known.get(owner)
         if known is not None and known[0] == _stamp(path):
             return known[1]
-        with self._finding:
-            secret = self._find_tenants(name)
-            key = TenantKey(_key_id(secret), _cipher(secret))
-            self._known[owner] = _stamp(path), key
-            return key
+        while True:
+            before = _stamp(path)
+            with self._finding:
+                secret = self._find_tenants(path.name)
+            key = TenantKey(_key_id(secret), _cipher(secret[:KEY_BYTES]))
+            if before is not None and before == _stamp(path):
+                self._known[owner] = before, key
+                return key
 
     def decrypt(
         self,
@@ -125,47 +134,59 @@ class KeyRing:
 
         owner: as from Naming.owner. key_id: of the key that it was encrypted with. nonce: NONCE_BYTES
         bytes. head: what the tag vouches for, too. `target` has 16 bytes less than content, and is
-        undefined after False. Raises KeyAway if that key is not the owner's; OSError.
+        undefined after False. Raises OtherKey, KeyAway, OSError.
         """
         from cryptography.exceptions import InvalidTag
 
         key = self.key_of(owner)
         if key.id != key_id:
-            key = self._ask_for(owner)
+            self._compare(owner)
+            key = self.key_of(owner)
         if key.id != key_id:
-            raise KeyAway("it was encrypted with another key of its tenant")
+            raise OtherKey("it was encrypted with another key of its tenant")
         try:
             key.cipher.decrypt_into(nonce, content, head, target)
         except (InvalidTag, ValueError):
             return False
         return True
 
-    def throw_away(self, marks: Collection[str]) -> None:
+    def throw_away(
+        self, marks: Collection[str], stamps: Mapping[str, str] = NO_STAMPS
+    ) -> list[str]:
         """Throw away this host's keys of the tenants with these marks, below whatever master key.
 
-        One that the store has too, as it was given back there, goes there as well. Raises OSError,
-        StoreAway.
+        stamps: of their tombstones in the store: a key that was made since then stays. Returns the marks
+        of those that had a key. Raises OSError.
         """
-        names = {f"{TENANT}{mark}" for mark in marks}
-        doomed = [one for one in self._place.parent.glob(f"*/{TENANT}*") if one.name in names]
+        doomed: dict[Path, str] = {}
+        for path in self._place.parent.glob(f"*/{TENANT}*"):
+            mark = path.name.removeprefix(TENANT).partition(".")[0]  # of unfinished ones, too
+            if mark not in marks:
+                continue
+            with contextlib.suppress(FileNotFoundError):
+                secret = _open(self._master, path.name, path.read_bytes())
+                if secret is None or mark not in stamps or _is_outdated(secret, stamps[mark]):
+                    doomed[path] = mark
         for path in doomed:
-            if path.parent == self._place and self._shared is not None and self.is_agreed:
-                with contextlib.suppress(FileNotFoundError):
-                    key = _open(self._master, path.name, path.read_bytes())
-                    shared = self._shared.read_key(self._shared_name(path.name))
-                    if shared is not None and key == _open(self._master, path.name, shared):
-                        self._shared.remove_key(self._shared_name(path.name))
             path.unlink(missing_ok=True)
         for place in {path.parent for path in doomed}:
             _sync(place)
+        return [*dict.fromkeys(doomed.values())]
 
-    def throw_away_for_all(self, tenants: Collection[str]) -> None:
-        """Throw away the keys of these tenants for all hosts. Raises OSError, StoreAway."""
-        if self._shared is not None and self.is_agreed:
-            for mark in tenants:
-                for master in (self._place.name, *self._earlier):
-                    self._shared.remove_key(f"{master}-{TENANT}{mark}")
-        self.throw_away(tenants)
+    def remove_shared(self, stamps: Mapping[str, str]) -> None:
+        """Throw away the store's keys of tenants that are older than these stamps of their tombstones.
+
+        Below those master keys that this ring knows. Raises StoreAway.
+        """
+        if self._shared is None or not self.is_agreed:
+            return
+        for mark, stamp in stamps.items():
+            for master, cipher in ((self._place.name, self._master), *self._earlier.items()):
+                name = f"{TENANT}{mark}"
+                content = self._shared.read_key(f"{master}-{name}")
+                secret = None if content is None else _open(cipher, name, content)
+                if content is not None and (secret is None or _is_outdated(secret, stamp)):
+                    self._shared.remove_key(f"{master}-{name}")
 
     def buffer(self, size_bytes: int) -> memoryview:
         """Return this thread's memory for what is encrypted: new memory takes longer than reading."""
@@ -174,15 +195,20 @@ class KeyRing:
             memory = self._buffers.memory = bytearray(size_bytes)
         return memoryview(memory)[:size_bytes]
 
-    def _ask_for(self, owner: str) -> TenantKey:
-        """Return the key that the hosts share now, if they do: this host's may be an older one."""
-        name, now_s = f"{TENANT}{owner}", time.monotonic()
-        shared = self._shared if self.is_agreed else None
-        if shared is not None and now_s >= self._ask_again_s.get(owner, 0.0):
-            self._ask_again_s[owner] = now_s + ASK_AGAIN_S
-            with contextlib.suppress(StoreAway), self._finding:
-                self._share(shared, name)
-        return self.key_of(owner)
+    def _compare(self, owner: str) -> None:
+        """Take the key that the hosts share now, if they do: this host's may be an older one.
+
+        Once in some seconds; callers that come meanwhile wait for it. Raises KeyAway if the store does
+        not say, OSError.
+        """
+        if self._shared is None or not self.is_agreed:
+            return
+        with self._finding:
+            now_s = time.monotonic()
+            if now_s < self._compared_s.get(owner, 0.0) + ASK_AGAIN_S:
+                return
+            self._share_or_wait(self._shared, f"{TENANT}{owner}")
+            self._compared_s[owner] = now_s
 
     def _find_tenants(self, name: str) -> bytes:
         """Return the key of this name: this host's, else that of all hosts, else a new one.
@@ -191,15 +217,21 @@ class KeyRing:
         """
         if self._shared is None or not self.is_agreed or (self._place / name).exists():
             return self._find(name)
+        return self._share_or_wait(self._shared, name)
+
+    def _share_or_wait(self, shared: SharedStore, name: str) -> bytes:
+        """Return the key that all hosts have by this name. Raises KeyAway, and soon after again."""
         owner, now_s = name.removeprefix(TENANT), time.monotonic()
         if now_s < self._ask_again_s.get(owner, 0.0):
-            raise KeyAway("the store that has a tenant's key did not answer lately")
+            raise KeyAway("the store that has a tenant's key did not say it lately")
         try:
-            key = self._share(self._shared, name)
+            key = self._share(shared, name)
         except StoreAway as error:
             self._ask_again_s[owner] = now_s + ASK_AGAIN_S
             raise KeyAway("the store that has a tenant's key does not answer") from error
         if key is None:
+            self._ask_again_s[owner] = now_s + ASK_AGAIN_S
+            logger.warning("the key %s in the store cannot be opened", self._shared_name(name))
             raise KeyAway(f"the key {self._shared_name(name)} in the store cannot be opened")
         return key
 
@@ -212,25 +244,36 @@ class KeyRing:
         if self.is_agreed and (found := shared.read_key(name)) != content:
             if found is None:
                 shared.add_key(name, content)
-                for path in self._place.glob(f"{TENANT}*"):
-                    if not self._is_outdated(shared, path.name):
-                        shared.add_key(self._shared_name(path.name), path.read_bytes())
+                self._give_back(shared)
                 found = shared.read_key(name)
             return _open(self._master, NAMES, found or b"") == self.naming.secret
         return self.is_agreed
 
+    def _give_back(self, shared: SharedStore) -> None:
+        """Give the store the keys of tenants that it lost."""
+        for path in self._place.glob(f"{TENANT}*"):
+            with contextlib.suppress(FileNotFoundError):
+                content = path.read_bytes()
+                secret = _open(self._master, path.name, content)
+                [stamp] = shared.stamps([path.name.removeprefix(TENANT)])
+                if secret is not None and not _is_outdated(secret, stamp):
+                    shared.add_key(self._shared_name(path.name), content)
+
     def _shared_name(self, name: str) -> str:
         return f"{self._place.name}-{name}"
 
-    def _find(self, name: str) -> bytes:
-        """Return the key of this name; make one if there is none, or none that can be read."""
+    def _find(self, name: str, stamp: str = "") -> bytes:
+        """Return the key of this name; make one if there is none, or none that can be read.
+
+        stamp: goes behind a new one.
+        """
         path = self._place / name
         with contextlib.suppress(FileNotFoundError):
             if (key := _open(self._master, name, path.read_bytes())) is not None:
                 return key
             logger.warning("%s is damaged: what was encrypted with it is computed again", path)
             path.unlink(missing_ok=True)
-        self._write(name, os.urandom(KEY_BYTES))
+        self._write(name, os.urandom(KEY_BYTES) + stamp.encode())
         key = _open(self._master, name, path.read_bytes())  # another engine's, if it was sooner
         if key is None:
             raise OSError(f"{path} cannot be written")
@@ -261,29 +304,29 @@ class KeyRing:
         None if it cannot be opened. Raises StoreAway, OSError.
         """
         path, shared_name = self._place / name, self._shared_name(name)
-        if (content := shared.read_key(shared_name)) is None:
-            if path.exists() and self._is_outdated(shared, name):
+        stamp = None if name == NAMES else shared.stamps([name.removeprefix(TENANT)])[0]
+        content = shared.read_key(shared_name)
+        key = None if content is None else _open(self._master, name, content)
+        if key is not None and _is_outdated(key, stamp):
+            shared.remove_key(shared_name)
+            content = None
+        if content is None:
+            if path.exists() and _is_outdated(self._find(name), stamp):
                 path.unlink(missing_ok=True)
-            if not path.exists() and (key := self._find_below_earlier(shared, name)) is not None:
-                self._write(name, key)
-            self._find(name)
+            if not path.exists():
+                key = self._find_below_earlier(shared, name)
+                if key is not None and not _is_outdated(key, stamp):
+                    self._write(name, key)
+            self._find(name, stamp or "")
             shared.add_key(shared_name, path.read_bytes())
             content = shared.read_key(shared_name)
-        key = None if content is None else _open(self._master, name, content)
+            key = None if content is None else _open(self._master, name, content)
         if key is not None and not path.exists():
             self._write(name, key)
         elif key is not None and self._find(name) != key:
             path.unlink(missing_ok=True)
             self._write(name, key)
         return key
-
-    def _is_outdated(self, shared: SharedStore, name: str) -> bool:
-        """Return whether a key is a forgotten tenant's, and this host does not know yet."""
-        if name == NAMES:
-            return False
-        mark = name.removeprefix(TENANT)
-        [stamp] = shared.stamps([mark])
-        return stamp is not None and stamp != read_acted(acted_place(self._folder, shared), mark)
 
     def _find_below_earlier(self, shared: SharedStore, name: str) -> bytes | None:
         """Return the key that the store has of this name below an earlier master key; None if none."""
@@ -358,8 +401,13 @@ def _stamp(path: Path) -> _FileStamp:
     return found.st_ino, found.st_mtime_ns
 
 
-def _key_id(key: bytes) -> str:
-    return blake2b(b"", digest_size=8, key=key, person=b"tenant key").hexdigest()
+def _is_outdated(secret: bytes, stamp: str | None) -> bool:
+    """Return whether a key is older than its tenant's tombstone with this stamp; None: there is none."""
+    return stamp is not None and secret[KEY_BYTES:] != stamp.encode()
+
+
+def _key_id(secret: bytes) -> str:
+    return blake2b(b"", digest_size=8, key=secret[:KEY_BYTES], person=b"tenant key").hexdigest()
 
 
 def _sync(place: Path) -> None:

@@ -1,5 +1,7 @@
 """Carries tombstones between a shared store and the folder of a host's disk cache.
 
+    <folder>/shared/<digest of the store>/<mark>     the stamp that this host has acted upon
+
 Whoever finds a tombstone in the store that the host has not acted upon leaves one in the folder, where
 every engine of the host sees it, writes its stamp down, and removes the document's files.
 """
@@ -11,14 +13,15 @@ import os
 import re
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from hashlib import blake2b
 from pathlib import Path
 
 from ragcache_engine.tiers.disk.folder import forget_marks
 from ragcache_engine.tiers.disk.key_ring import KeyRing
 from ragcache_engine.tiers.disk.tombstones import KEPT_S, leave_tombstones
-from ragcache_engine.tiers.shared.acted import acted_place, read_acted
 from ragcache_engine.tiers.shared.store import SharedStore, StoreAway
 
+FOLDER = "shared"
 OUR_MARK = re.compile("[0-9a-f]{16}")
 
 
@@ -32,7 +35,8 @@ class ForgottenElsewhere:
 
     def __init__(self, folder: Path, store: SharedStore, keys: KeyRing | None = None) -> None:
         self._folder, self._store, self._keys = folder, store, keys
-        self._place = acted_place(folder, store)
+        digest = blake2b(store.identity.encode(), digest_size=8).hexdigest()
+        self._place = folder / FOLDER / digest
         self._place.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.has_looked = False
         self._acted = self._read_all()
@@ -57,8 +61,12 @@ class ForgottenElsewhere:
         if new:
             leave_tombstones(self._folder, new)
             tell()
-            forget_marks(self._folder, new, self._keys)
-            self._write({mark: tombstones[mark] for mark in new})
+            stamps = {mark: tombstones[mark] for mark in new}
+            gone = forget_marks(self._folder, new, self._keys, stamps)
+            if self._keys is not None and gone.keys:
+                # This host may have given them back.
+                self._keys.remove_shared({mark: stamps[mark] for mark in gone.keys})
+            self._write(stamps)
         if lost:
             self._write(self._store.leave_tombstones(lost))
             self._store.clear(lost)
@@ -73,18 +81,21 @@ class ForgottenElsewhere:
         that heard of it at once may have fetched blocks before these were removed, so all act once more.
         """
         self._require_our_keys()
-        self._write(self._store.leave_tombstones(marks))
-        self._throw_away(tenants)
+        self._leave(marks, tenants)
         self._store.clear(marks)
         times = leave_tombstones(self._folder, marks)
-        self._write(self._store.leave_tombstones(marks))
-        # Somebody who had not heard of it may have given the store its old key meanwhile.
-        self._throw_away(tenants)
+        # Somebody who had not heard of it may have made a key, or given an old one back, meanwhile.
+        self._leave(marks, tenants)
         return times
 
-    def _throw_away(self, tenants: Collection[str]) -> None:
+    def _leave(self, marks: Sequence[str], tenants: Collection[str]) -> None:
+        """Leave tombstones in the store, and throw away the keys there and here that are older."""
+        stamps = self._store.leave_tombstones(marks)
+        self._write(stamps)
         if self._keys is not None and tenants:
-            self._keys.throw_away_for_all(tenants)
+            of_tenants = {mark: stamps[mark] for mark in tenants}
+            self._keys.throw_away(tenants, of_tenants)
+            self._keys.remove_shared(of_tenants)
 
     def has_acted_upon(self, marks: Iterable[str]) -> bool:
         """Return whether this host has acted upon every tombstone of these documents in the store."""
@@ -130,8 +141,11 @@ class ForgottenElsewhere:
         return self._read(marks)
 
     def _read(self, marks: Iterable[str]) -> dict[str, str]:
-        stamps = {mark: read_acted(self._place, mark) for mark in marks}
-        return {mark: stamp for mark, stamp in stamps.items() if stamp is not None}
+        found = {}
+        for mark in marks:
+            with contextlib.suppress(OSError, ValueError):
+                found[mark] = (self._place / mark).read_text()
+        return found
 
     def _write(self, stamps: Mapping[str, str]) -> None:
         for mark, stamp in stamps.items():

@@ -19,6 +19,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import wraps
+from itertools import islice
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import redis
@@ -186,9 +187,10 @@ class RedisStore(SharedStore):
     def clear(self, marks: Sequence[str]) -> None:
         # The lists stay until they end: somebody may write a block of theirs right now.
         for mark in marks:
-            for at in range(0, self._redis.zcard(self._of(mark)), CLEARED_AT_ONCE):
-                found = self._redis.zrange(self._of(mark), at, at + CLEARED_AT_ONCE - 1)
-                self.remove([key.decode(errors="replace") for key in found])
+            # Each entry comes that stands there all the time, whatever others add.
+            found = self._redis.zscan_iter(self._of(mark), count=CLEARED_AT_ONCE)
+            while some := list(islice(found, CLEARED_AT_ONCE)):
+                self.remove([key.decode(errors="replace") for key, _ in some])
 
     @_tells_away
     def tombstones(self) -> Mapping[str, str]:

@@ -305,7 +305,7 @@ class SharedTransfers:
             self._warn("holds a block that is unusable", error)
             self._to_remove.add(copy.name)
             return 0, "damaged"
-        except KeyAway:
+        except (KeyAway, OSError):
             return 0, "unreadable"
         return len(content), None
 
@@ -344,7 +344,7 @@ class SharedTransfers:
         there = {copy.name for copy, is_there in zip(copies, found, strict=True) if is_there}
         contents: dict[str, bytes | None] = {}
         for copy in self._find_allowed(copies):
-            with contextlib.suppress(KeyAway):  # of one tenant; others' blocks are stored
+            with contextlib.suppress(KeyAway, OSError):  # of one tenant; others' blocks are stored
                 contents[copy.name] = None if copy.name in there else self._pack(copy)
         stay: set[str] = set()
         try:

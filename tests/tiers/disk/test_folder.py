@@ -429,10 +429,10 @@ def test_forgetting_a_document_removes_every_block_computed_from_it(tmp_path: Pa
     keep(disk, 3, "d3")
     keep(others, 4, "d2")
     keep(disk, 5)
-    assert forget_documents(tmp_path, ["d2", "unheard of"]) == 2
+    assert forget_documents(tmp_path, ["d2", "unheard of"]).files == 2
     assert numbers_in(disk) == {1, 3, 5}
     assert numbers_in(others) == set()
-    assert forget_documents(tmp_path, ["d1", "d3"]) == 2
+    assert forget_documents(tmp_path, ["d1", "d3"]).files == 2
     assert numbers_in(disk) == {5}
 
 
@@ -440,12 +440,12 @@ def test_forgetting_removes_what_cannot_say_what_it_holds(tmp_path: Path):
     disk = DiskFolder(tmp_path, OURS, 100_000)
     keep(disk, 1, "d1")
     next(tmp_path.rglob("*.kv")).write_bytes(b"damaged")
-    assert forget_documents(tmp_path, ["d2"]) == 1
+    assert forget_documents(tmp_path, ["d2"]).files == 1
     assert numbers_in(disk) == set()
 
 
 def test_forgetting_in_a_folder_that_is_not_there_removes_nothing(tmp_path: Path):
-    assert forget_documents(tmp_path / "none", ["d1"]) == 0
+    assert forget_documents(tmp_path / "none", ["d1"]).files == 0
 
 
 def test_a_folder_that_cannot_be_made_or_written_is_an_error_at_once(tmp_path: Path):

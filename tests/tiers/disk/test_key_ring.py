@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("cryptography")
 
 from ragcache_engine import ConfigError
-from ragcache_engine.tiers.disk.key_ring import FOLDER, NONCE_BYTES, KeyAway, KeyRing
+from ragcache_engine.tiers.disk.key_ring import FOLDER, NONCE_BYTES, KeyRing, OtherKey
 
 MASTER, LATER = b"m" * 32, b"n" * 32
 NONCE, HEAD, TEXT = bytes(NONCE_BYTES), b"head", memoryview(b"what a document says")
@@ -33,7 +33,7 @@ def opened(ring: KeyRing, sealed: bytes, owner: str = "shop", **other: bytes) ->
         is_well = ring.decrypt(
             owner, key_id, told["nonce"], memoryview(content), told["head"], memoryview(target)
         )
-    except KeyAway:
+    except OtherKey:
         return None
     return bytes(target) if is_well else None
 
@@ -130,6 +130,32 @@ def test_a_key_thrown_away_after_a_rotation_is_gone_below_the_earlier_master_key
     sealed = seal(KeyRing(tmp_path, [MASTER]))
     KeyRing(tmp_path, [LATER, MASTER]).throw_away(["shop"])
     assert opened(KeyRing(tmp_path, [MASTER]), sealed, "shop") is None
+
+
+def test_an_unfinished_file_of_a_key_that_is_thrown_away_goes_too(tmp_path: Path):
+    ring = KeyRing(tmp_path, [MASTER])
+    ring.key_of("shop")
+    [key] = [path for path in files_of(tmp_path) if path.name == "tenant-shop"]
+    left = key.with_name("tenant-shop.01234567.writing")
+    left.write_bytes(key.read_bytes())
+    ring.throw_away(["shop"])
+    assert not left.exists()
+
+
+def test_a_key_that_goes_while_it_is_looked_for_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    ring, other = KeyRing(tmp_path, [MASTER]), KeyRing(tmp_path, [MASTER])
+    before, find = other.key_of("shop").id, ring._find
+
+    def lose(name: str, stamp: str = "") -> bytes:
+        secret = find(name, stamp)
+        monkeypatch.setattr(ring, "_find", find)
+        other.throw_away(["shop"])
+        return secret
+
+    monkeypatch.setattr(ring, "_find", lose)
+    assert ring.key_of("shop").id == other.key_of("shop").id != before
 
 
 def test_an_engine_that_had_a_key_reads_what_another_one_encrypts_with_the_next(tmp_path: Path):

@@ -11,6 +11,7 @@ import pytest
 
 from ragcache_engine.tiers.disk.block_file import Origin, pack
 from ragcache_engine.tiers.disk.key_ring import KeyAway, KeyRing
+from ragcache_engine.tiers.disk.naming import owner_in
 from ragcache_engine.tiers.disk.transfers import BlockCopy, FinishedCopy
 from ragcache_engine.tiers.shared import transfers as module
 from ragcache_engine.tiers.shared.forgotten import ForgottenElsewhere
@@ -591,9 +592,43 @@ def test_a_process_of_the_host_uses_a_key_no_more_that_another_one_threw_away(
     store: DictStore, tmp_path: Path
 ):
     front, scheduler = ring(store, tmp_path), ring(store, tmp_path)
-    before = scheduler.key_of("shop").id
-    front.throw_away_for_all(["shop"])
-    assert scheduler.key_of("shop").id == front.key_of("shop").id != before
+    shop = front.naming.owner("shop")
+    before = scheduler.key_of(shop).id
+    ForgottenElsewhere(tmp_path, store, front).forget([shop], [shop])
+    assert scheduler.key_of(shop).id == front.key_of(shop).id != before
+
+
+def test_a_key_made_after_its_tenant_was_forgotten_stays_where_others_act_later(
+    store: DictStore, tmp_path: Path
+):
+    one, other = (ring(store, tmp_path / host) for host in ("one", "other"))
+    shop = one.naming.owner("shop")
+    assert one.key_of(shop).id == other.key_of(shop).id
+    ForgottenElsewhere(tmp_path / "one", store, one).forget([shop], [shop])
+    later = one.key_of(shop)
+    sealed = later.cipher.encrypt(bytes(12), b"text", b"")
+    # The other one reads a new block before it has looked, and takes the new key.
+    assert other.decrypt(
+        shop, later.id, bytes(12), memoryview(sealed), b"", memoryview(bytearray(4))
+    )
+    ForgottenElsewhere(tmp_path / "other", store, other).catch_up()
+    assert other.key_of(shop).id == one.key_of(shop).id == later.id
+
+
+def test_a_block_encrypted_with_a_key_that_is_no_more_is_removed(store: DictStore, tmp_path: Path):
+    keys = ring(store, tmp_path)
+    engine = Engine(store, tmp_path, keys)
+    name = keys.naming.files(range(16), "shop", blocks=1, block_tokens=16)[0]
+    engine.shared.write(BlockCopy(name, 1, []))
+    assert engine.wait(1)[0].failure is None
+    forgotten = ForgottenElsewhere(tmp_path, store, keys)
+    kept = dict(store.blocks)
+    forgotten.forget([owner_in(name)], [owner_in(name)])
+    store.blocks.update(kept)  # as a store may that keeps what was removed
+    engine.shared.read(BlockCopy(name, 2))
+    assert engine.wait(1)[0].failure == "damaged"
+    assert name in engine.shared._to_remove
+    engine.shared.close()
 
 
 def test_hosts_agree_again_after_the_store_lost_their_keys(store: DictStore, tmp_path: Path):
@@ -604,7 +639,6 @@ def test_hosts_agree_again_after_the_store_lost_their_keys(store: DictStore, tmp
     assert second.id != first
     sealed = second.cipher.encrypt(bytes(12), b"text", b"")
     target = bytearray(4)
-    one._ask_again_s.clear()
     is_well = one.decrypt("shop", second.id, bytes(12), memoryview(sealed), b"", memoryview(target))
     assert (is_well, bytes(target)) == (True, b"text")
     assert one.key_of("shop").id == second.id
