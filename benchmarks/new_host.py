@@ -2,12 +2,15 @@
 
     RAGCACHE_DATA=FOLDER python benchmarks/new_host.py --out FOLDER              # a Redis of its own
     python benchmarks/new_host.py --store s3://bucket/prefix --traffic zipf
+    python benchmarks/new_host.py --two-hosts                 # at once, with a store and without
     python benchmarks/new_host.py --speeds --store redis://host:6379             # the store alone
 
 One engine answers questions and fills the store; it ends, as a host that is replaced. Then two new ones
 with empty disks get the questions that follow, each in turn: one has the store, the other has not. With
 natural traffic questions come as the set has them, and with Zipf's they are drawn, so that some come
-often. --speeds reads and writes objects of several sizes instead, without a model.
+often. --two-hosts lets two hosts answer at once, each question on one drawn at random, with a store
+between them and then without: answers a second, hits and times. --speeds reads and writes objects of
+several sizes instead, without a model.
 """
 
 from __future__ import annotations
@@ -17,10 +20,12 @@ import os
 import random
 import shutil
 import socket
+import statistics
 import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from itertools import accumulate
@@ -57,10 +62,11 @@ def main() -> None:
             return
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         lines, raw = [], {}
+        play, tell = (_play_two, report_two) if asked.two_hosts else (_play, report)
         for traffic in asked.traffic:
-            rows = _play(traffic, url, folder / traffic, asked)
+            rows = play(traffic, url, folder / traffic, asked)
             raw[traffic] = rows
-            lines += report(traffic, rows)
+            lines += tell(traffic, rows)
             keep(asked.out, "report", lines, raw)
         print(*lines, sep="\n")
 
@@ -105,6 +111,83 @@ def _play(traffic: str, url: str, folder: Path, asked: argparse.Namespace) -> li
         rows[-1]["fetched"] = [tiers.shared_tokens, tiers.shared_read_bytes, tiers.missing]
     print()
     return rows
+
+
+def _play_two(
+    traffic: str, url: str, folder: Path, asked: argparse.Namespace
+) -> list[dict[str, Any]]:
+    """Let two hosts answer at once, with a store and without; return a row for each answer."""
+    shared = f"{url}/{traffic}" if not url.startswith("redis") else f"{url}?prefix=two-{traffic}"
+    questions, dice = draw(traffic, asked.questions, asked), random.Random(asked.seed)
+    hosts = [dice.randrange(2) for _ in questions]
+    rows: list[dict[str, Any]] = []
+    for way, store in ((WITHOUT, None), (WITH, shared)):
+        with ExitStack() as stack:
+            engines = [
+                stack.enter_context(_host(folder / f"{way}-{number}", store, asked))
+                for number in range(2)
+            ]
+            asking = [stack.enter_context(ThreadPoolExecutor(asked.clients)) for _ in engines]
+            begun = time.monotonic()
+            answers = [
+                asking[host].submit(
+                    engines[host].generate, question.prompt, question.documents, OPTIONS
+                )
+                for host, question in zip(hosts, questions, strict=True)
+            ]
+            for place, answer in enumerate(answers):
+                usage = answer.result().usage
+                rows.append(
+                    {
+                        "place": place,
+                        "way": way,
+                        "ttft_s": usage.ttft_s,
+                        "computed": usage.computed_tokens,
+                        "prompt_tokens": usage.prompt_tokens,
+                        "text": answer.result().text,
+                    }
+                )
+            rows[-1]["seconds"] = time.monotonic() - begun
+            rows[-1]["fetched"] = sum(one.stats().tiers.shared_tokens for one in engines)
+    return rows
+
+
+def report_two(traffic: str, rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Return a table: two hosts with a store between them, and without."""
+    shown = []
+    texts = {way: [row["text"] for row in rows if row["way"] == way] for way in (WITHOUT, WITH)}
+    for way in (WITHOUT, WITH):
+        mine = [row for row in rows if row["way"] == way]
+        tokens, computed = (
+            sum(row[name] for row in mine) for name in ("prompt_tokens", "computed")
+        )
+        shown.append(
+            [
+                way,
+                f"{len(mine) / mine[-1]['seconds']:.2f}",
+                f"{statistics.fmean(row['ttft_s'] for row in mine):.2f}",
+                spread([row["ttft_s"] for row in mine]),
+                f"{1 - computed / tokens:.2f}",
+                f"{mine[-1]['fetched']:,}",
+            ]
+        )
+    equal = sum(map(str.__eq__, *texts.values()))
+    heads = (
+        "two hosts",
+        "answers a second",
+        "TTFT, s: mean",
+        "median (quartiles)",
+        "hits",
+        "tokens fetched",
+    )
+    return [
+        f"## {traffic.capitalize()} traffic, {len(texts[WITH])} questions",
+        "",
+        *table(heads, shown),
+        "",
+        f"{equal} answers are equal.",
+        "",
+    ]
 
 
 def draw(traffic: str, count: int, asked: argparse.Namespace) -> list[Question]:
@@ -254,6 +337,8 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--host-cache", default="1GiB")
     parser.add_argument("--disk-cache", default="4GiB")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--two-hosts", action="store_true")
+    parser.add_argument("--clients", type=int, default=2, help="of each of two hosts, at a time")
     parser.add_argument("--speeds", action="store_true")
     parser.add_argument("--kib", type=int, nargs="+", default=[64, 256, 1024, 4096, 16384])
     parser.add_argument("--out", type=Path)
