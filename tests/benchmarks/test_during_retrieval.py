@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import argparse
 import json
+import random
 import threading
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("faiss")
-from during_retrieval import GRID, report, write_table
+from during_retrieval import GRID, LONGEST_PART_S, _arrivals, report, write_table
+from prompt_sets import Question
 from virtual.accelerator import Accelerator, OwedClock
 
 from ragcache_engine import Document, EngineConfig, RAGCacheEngine, SamplingOptions
@@ -70,10 +73,42 @@ def test_every_cell_has_a_line_with_its_ratios(tmp_path: Path):
 
 def test_a_report_tells_every_mode():
     rows = [
-        {"mode": mode, "ttft_s": 0.2, "prompt_tokens": 10, "computed": 5, "borrowed": 0}
+        {
+            "mode": mode,
+            "ttft_s": 0.2,
+            "late_s": late_s,
+            "prompt_tokens": 10,
+            "computed": 5,
+            "borrowed": 0,
+        }
         for mode in ("off", "auto")
+        for late_s in (0.01, 0.02, 0.3)
     ]
-    assert report(rows, ["off", "auto"]).count("0.50") == 2
+    text = report(rows, ["off", "auto"])
+    assert (text.count("0.50"), text.count("20, 300")) == (2, 2)
+
+
+def arrivals(streamed: str, number: int) -> list[tuple[float, list[str]]]:
+    pages = [Document(f"d{at}", f"page {at}") for at in range(10)]
+    asked = argparse.Namespace(streamed=streamed)
+    question = Question("Why?", [], pages)
+    found = _arrivals(pages[:5], question, asked, random.Random(number))
+    return [(wait_s, [one.id for one in documents]) for wait_s, documents in found]
+
+
+def test_a_crawlers_pages_come_one_after_the_other():
+    assert [documents for _, documents in arrivals("append", 1)] == [
+        [f"d{at}" for at in range(count)] for count in range(1, 6)
+    ]
+
+
+@pytest.mark.parametrize("number", range(20))
+def test_the_parts_of_a_search_end_with_what_was_chosen(number: int):
+    parts = arrivals("update", number)
+    assert 1 <= len(parts) <= 26
+    assert parts[-1][1] == ["d0", "d1", "d2", "d3", "d4"]
+    assert all(0 < wait_s <= LONGEST_PART_S for wait_s, _ in parts)
+    assert arrivals("update", number) == parts, "the same for every engine"
 
 
 def test_no_cell_is_there_twice():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ from ragcache_engine import (
     RAGCacheEngine,
     cache_point,
 )
+from ragcache_engine.backends.memory import Stall
 from ragcache_engine.prompt import Span
 from ragcache_engine.warming.cache_points import MOST_WAITING, CachePoints
 
@@ -28,9 +30,12 @@ OTHERS = [Document(f"report {n}", f"The report {n} is about the year. " * 9) for
 
 
 @contextmanager
-def engine_of(host_blocks: int = 64, **settings: Any) -> Iterator[RAGCacheEngine]:
+def engine_of(
+    host_blocks: int = 64, fault: Callable[[int], None] | None = None, **settings: Any
+) -> Iterator[RAGCacheEngine]:
     config = EngineConfig(backend="memory", **settings)
     backend = MemoryBackend(
+        fault=fault,
         device_blocks=64,
         host_blocks=host_blocks if settings.get("host_cache") else 0,
         context_tokens=1024,
@@ -110,7 +115,13 @@ def test_they_leave_room_for_what_is_kept_by_hand() -> None:
 
 
 def test_coroutines_and_streams_have_them_too() -> None:
-    with engine_of(host_cache="1GiB") as engine:
+    waits = threading.Event()
+
+    def hold(step: int) -> None:
+        if waits.is_set():
+            raise Stall
+
+    with engine_of(host_cache="1GiB", fault=hold) as engine:
         prompts = [
             engine.chat.prompt([{"role": "user", "content": f"{at} {RULES}{cache_point()}"}])
             for at in range(3)
@@ -118,8 +129,10 @@ def test_coroutines_and_streams_have_them_too() -> None:
         asyncio.run(engine.agenerate(prompts[0]))
         with engine.stream(prompts[1]) as pieces:
             pieces.answer()
-        with engine.stream(prompts[2]) as pieces:
-            next(iter(pieces))  # and nobody waits for the rest
+        waits.set()
+        with engine.stream(prompts[2]):
+            pass  # nobody waits for the answer
+        waits.clear()
         assert len(kept(engine, 2)) == 2
 
 
