@@ -123,10 +123,12 @@ def _play_two(
     rows: list[dict[str, Any]] = []
     for way, store in ((WITHOUT, None), (WITH, shared)):
         with ExitStack() as stack:
-            engines = [
-                stack.enter_context(_host(folder / f"{way}-{number}", store, asked))
-                for number in range(2)
-            ]
+            engines = []
+            for number in range(2):
+                # A core for each: two models that share cores wait for each other's threads.
+                os.environ["VLLM_CPU_OMP_THREADS_BIND"] = str(number)
+                host = _host(folder / f"{way}-{number}", store, asked)
+                engines.append(stack.enter_context(host))
             asking = [stack.enter_context(ThreadPoolExecutor(asked.clients)) for _ in engines]
             begun = time.monotonic()
             answers = [
