@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import pytest
 
@@ -226,6 +227,6 @@ def test_retrievals_and_donors_of_a_forgotten_tenant_are_remembered_no_more(
 
 
 @pytest.mark.parametrize("tenant", ["", None, 7])
-def test_what_is_no_tenants_name_is_refused(engine: RAGCacheEngine, tenant: object):
+def test_what_is_no_tenants_name_is_refused(engine: RAGCacheEngine, tenant: Any):
     with pytest.raises(InvalidArgument, match="tenant"):
-        engine.forget_tenant(tenant)  # type: ignore[arg-type]
+        engine.forget_tenant(tenant)

@@ -551,6 +551,8 @@ def _read_conversation(said: RenderBody, caller: Caller, served: Served) -> Conv
 async def _forget(body: bytes, caller: Caller, served: Served) -> Response:
     caller.require_operator("make the server forget documents")
     said = parse_body(ForgetBody, body)
+    if not said.model_fields_set:
+        raise InvalidArgument("say what to forget: document_ids, tenants, or both")
     tenants = [require_tenant(require_short_text(one, "tenant")) for one in said.tenants]
     ids = _require_texts(said.document_ids)
     await served.forget_all(ids, [one for one in tenants if one is not None])

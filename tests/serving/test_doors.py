@@ -184,9 +184,9 @@ def test_the_counters_of_all_tenants_are_for_operators(server: MemoryServer):
 
 
 def test_an_operator_forgets_a_tenant_with_all_that_it_registered(server: MemoryServer):
-    def found(key: str, **said: object) -> int:
+    def found(key: str, tenant: str | None = None) -> int:
         with RAGCacheEngine.connect(server.url, api_key=key) as engine:
-            return engine.generate(TIDES.text, [TIDES], **said).usage.cached.total  # type: ignore[arg-type]
+            return engine.generate(TIDES.text, [TIDES], tenant=tenant).usage.cached.total
 
     for key in (SHOP, PRESS):
         ServerCorpora(server.url, api_key=key).push("sea", [Registered("tides", TIDES.text)])
@@ -194,6 +194,9 @@ def test_an_operator_forgets_a_tenant_with_all_that_it_registered(server: Memory
     found(PRESS)
     assert ask(server, "/ragcache/forget", SHOP, tenants=["shop"]).status_code == 403
     assert ask(server, "/ragcache/forget", OPERATOR, tenants=[""]).status_code == 400
+    headers = {"Authorization": f"Bearer {OPERATOR}"}
+    nothing = httpx2.post(f"{server.url}/ragcache/forget", json={}, headers=headers)
+    assert nothing.status_code == 400, "it does not say what to forget"
     with RAGCacheEngine.connect(server.url, api_key=OPERATOR) as operator:
         operator.forget_tenant("shop")
     assert ServerCorpora(server.url, api_key=SHOP).summaries() == {}

@@ -417,7 +417,7 @@ class VLLMBackend:
             # The scheduler does not know the files of earlier processes and of other engines.
             try:
                 await self._disk_threads.run(partial(self._forget_files, document_ids))
-            except (OSError, ConfigError, StoreAway) as error:
+            except (OSError, ConfigError) as error:
                 failure = failure or error
         if failure:
             raise EngineError(

@@ -35,7 +35,7 @@ class ByOwner(EvictionPolicy):
 
     def prefers_own(self, newcomer: Node, victim: Node, *, in_use: bool = False) -> bool:
         """Return what `prefers` does for two nodes of one owner."""
-        own = self._policy_of(newcomer) or self._policy_of(victim)
+        own = self._policy_of(victim)
         return own is None or own.prefers(newcomer, victim, in_use=in_use)
 
     def seen(self, node: Node) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 import threading
@@ -343,9 +342,12 @@ class SharedTransfers:
         found = self._store.holds([self._key(copy.name) for copy in copies])
         there = {copy.name for copy, is_there in zip(copies, found, strict=True) if is_there}
         contents: dict[str, bytes | None] = {}
+        without_key: set[str] = set()
         for copy in self._find_allowed(copies):
-            with contextlib.suppress(KeyAway, OSError):  # of one tenant; others' blocks are stored
+            try:
                 contents[copy.name] = None if copy.name in there else self._pack(copy)
+            except (KeyAway, OSError):  # of one tenant; others' blocks are stored
+                without_key.add(copy.name)
         stay: set[str] = set()
         try:
             # Those that are there too: the same text may have been stored as another document.
@@ -363,7 +365,9 @@ class SharedTransfers:
             self._to_remove |= contents.keys() - stay
         self._note_back()
         return [
-            (len(contents[copy.name] or b""), None) if copy.name in stay else (0, "forgotten")
+            (len(contents[copy.name] or b""), None)
+            if copy.name in stay
+            else (0, "unwritable" if copy.name in without_key else "forgotten")
             for copy in copies
         ]
 

@@ -679,27 +679,31 @@ def test_while_the_store_is_away_only_those_keys_serve_that_the_host_has(
     assert keys.key_of("press").id == ring(store, tmp_path / "other").key_of("press").id
 
 
-def test_a_block_that_cannot_be_encrypted_holds_up_no_other(store: DictStore, tmp_path: Path):
+def test_a_block_that_cannot_be_encrypted_holds_up_no_other(
+    store: DictStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     keys = ring(store, tmp_path)
     name = keys.naming.files(range(16), "press", blocks=1, block_tokens=16)[0]
     engine = Engine(store, tmp_path, keys)
     keys.key_of(keys.naming.owner(None))
-    keys._find_tenants = unavailable  # type: ignore[method-assign]
+    monkeypatch.setattr(keys, "_find_tenants", unavailable)
     engine.slot(1)[:] = content_of(1)
     engine.shared.write(BlockCopy(name, 1, []))
     engine.shared.write(BlockCopy(encrypted_name(keys), 1, []))
     failures = {one.copy.name: one.failure for one in engine.wait(2)}
     assert failures[encrypted_name(keys)] is None
-    assert failures[name] == "forgotten"
+    assert failures[name] == "unwritable"
     engine.shared.close()
 
 
-def test_a_block_whose_key_cannot_be_had_is_not_read_and_stays(store: DictStore, tmp_path: Path):
+def test_a_block_whose_key_cannot_be_had_is_not_read_and_stays(
+    store: DictStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     one = Engine(store, tmp_path / "one", ring(store, tmp_path / "one"))
     one.put(1)
     one.wait(1)
     keys = ring(store, tmp_path / "other")
-    keys._find_tenants = unavailable  # type: ignore[method-assign]
+    monkeypatch.setattr(keys, "_find_tenants", unavailable)
     other = Engine(store, tmp_path / "other", keys)
     other.fetch(1)
     assert other.wait(1)[0].failure == "unreadable"
