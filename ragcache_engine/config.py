@@ -76,7 +76,7 @@ class EngineConfig(BaseModel):
       options behind "?"; see docs/guides/hosts.md. None: there is none. Passwords come from the
       environment.
     host_cache_per_tenant, disk_cache_per_tenant: how much of these caches the documents of one tenant may
-      take, those of its users among them ("shop/anna" is a user of "shop"). One that needs more evicts
+      take, those of its users among them ("shop::anna" is a user of "shop"). One that needs more evicts
       its own. Each engine counts what itself has. None: as much as fits. For the shared cache it is an
       option of its URL.
     policy: which documents a full tier evicts first; a name of knowledge.POLICIES.

@@ -821,18 +821,18 @@ class RAGCacheEngine:
     def forget_tenant(self, tenant: str) -> None:
         """Forget a tenant: everything that was computed for its requests, in every tier.
 
-        tenant: as in `generate`; with "shop" its users go as well, such as "shop/anna". What is kept of
+        tenant: as in `generate`; with "shop" its users go as well, such as "shop::anna". What is kept of
           it is kept no longer, and what the engine remembers of its ended retrievals and prompts goes
           too. If the disk cache is encrypted, the key of "shop" is thrown away, so that copies of its
-          files elsewhere cannot be read again; "shop/anna" has the key of "shop".
+          files elsewhere cannot be read again; "shop::anna" has the key of "shop".
 
         Its later requests are answered, and cached anew. Raises InvalidArgument and what `forget` raises.
 
             >>> tides = Document("tides", "The moon pulls the oceans, and the tides follow it. " * 9)
             >>> with RAGCacheEngine(EngineConfig(backend="memory")) as engine:
-            ...     _ = engine.generate(tides.text, [tides], tenant="shop/anna")
+            ...     _ = engine.generate(tides.text, [tides], tenant="shop::anna")
             ...     engine.forget_tenant("shop")
-            ...     engine.generate(tides.text, [tides], tenant="shop/anna").usage.cached.total
+            ...     engine.generate(tides.text, [tides], tenant="shop::anna").usage.cached.total
             0
         """
         self._begin_forgetting_tenant(tenant).result()

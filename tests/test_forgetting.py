@@ -163,8 +163,8 @@ def found(engine: RAGCacheEngine, tenant: str | None) -> int:
 @pytest.mark.parametrize(
     ("forgotten", "gone"),
     [
-        ("shop", {"shop", "shop/anna", "shop/ben"}),
-        ("shop/anna", {"shop/anna"}),
+        ("shop", {"shop", "shop::anna", "shop::ben"}),
+        ("shop::anna", {"shop::anna"}),
         ("sho", set()),
         ("press", {"press"}),
     ],
@@ -172,7 +172,7 @@ def found(engine: RAGCacheEngine, tenant: str | None) -> int:
 def test_a_tenant_is_forgotten_with_its_users_and_no_other_one(
     engine: RAGCacheEngine, forgotten: str, gone: set[str]
 ):
-    tenants = ["shop", "shop/anna", "shop/ben", "shopping", "press", None]
+    tenants = ["shop", "shop::anna", "shop::ben", "shopping", "press", None]
     for tenant in tenants:
         found(engine, tenant)
     engine.forget_tenant(forgotten)
@@ -188,7 +188,7 @@ def test_an_answer_that_runs_leaves_nothing_of_a_tenant_forgotten_meanwhile(
         prompt_of(DOCUMENTS[:3]),
         DOCUMENTS[:3],
         SamplingOptions(max_tokens=5_000),
-        tenant="shop/anna",
+        tenant="shop::anna",
     )
     next(stream)
     engine.forget_tenant("shop")

@@ -54,7 +54,7 @@ class Caller:
         """Return the tenant of a request in which the caller has named one.
 
         A caller with a tenant stays inside it. A name that it gives separates its own users from each
-        other: no other key reaches "shop/anna".
+        other: no other key reaches "shop::anna".
         """
         if self.tenant is None:
             return named

@@ -324,8 +324,8 @@ def test_a_tenant_that_needs_more_than_its_quota_evicts_its_own(engine_on: Engin
     )
     ask(engine, A, tenant="press")
     for letter in "ghijklmnopqrst":
-        ask(engine, words(letter, 64), tenant="shop/anna")
-        ask(engine, words(letter, 64), tenant="shop/ben")
+        ask(engine, words(letter, 64), tenant="shop::anna")
+        ask(engine, words(letter, 64), tenant="shop::ben")
     assert ask(engine, A, tenant="press").host > 50, "others' documents stay"
-    assert ask(engine, words("t", 64), tenant="shop/ben").total > 50, "its own latest, too"
-    assert ask(engine, words("n", 64), tenant="shop/ben").total == 0
+    assert ask(engine, words("t", 64), tenant="shop::ben").total > 50, "its own latest, too"
+    assert ask(engine, words("n", 64), tenant="shop::ben").total == 0

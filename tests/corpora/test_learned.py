@@ -59,7 +59,7 @@ def test_what_is_removed_stays_so_until_it_recurs_anew():
 
 def test_prompts_that_an_owner_keeps_apart_are_not_compared():
     server = Server()
-    server.read(0, 1, 2, salt="shop/anna")
+    server.read(0, 1, 2, salt="shop::anna")
     assert server.read(3, 2, 1, salt="shop:bob") == ()
 
 

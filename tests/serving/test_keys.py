@@ -89,8 +89,8 @@ def test_vllms_own_keys_are_wanted_and_stand_for_no_tenant():
 def test_a_tenant_stays_inside_itself_whatever_it_names():
     shop = Caller("shop")
     assert shop.tenant_for(None) == "shop"
-    assert shop.tenant_for("anna") == "shop/anna"
-    assert shop.tenant_for("press") == "shop/press"
+    assert shop.tenant_for("anna") == "shop::anna"
+    assert shop.tenant_for("press") == "shop::press"
     assert Caller(is_operator=True).tenant_for("shop") == "shop"
     assert ANYBODY.tenant_for("anna") == "anna"
 
@@ -232,7 +232,7 @@ def test_keys_that_nobody_uses_any_more_are_not_looked_at(file: Path):
         ("[tenants]\nshop = []", "names no key"),
         ("[tenants]\nshop = 'a key without brackets'", r'write shop = \["its key"'),
         ("[tenants]\nshop = ['short']", "fewer than 16 characters"),
-        ("[tenants]\n'shop/anna' = ['the key of the shop']", "letters, digits"),
+        ("[tenants]\n'shop::anna' = ['the key of the shop']", "letters, digits"),
         ("[users]\nshop = ['the key of the shop']", r"\[tenants\] and \[operators\]"),
         ("[tenants]\na = ['the key of the shop']\nb = ['the key of the shop']", "two places"),
         ("[tenants", "cannot be read"),

@@ -86,7 +86,7 @@ def test_a_forgotten_tenant_leaves_no_file_and_no_key_and_a_quota_bounds_it(
         return usage.cached.total
 
     with engine_with(demo_model, folder, "env:FIRST", disk_cache_per_tenant="25MiB") as engine:
-        for tenant in ("shop/anna", "shop/ben", "press"):
+        for tenant in ("shop::anna", "shop::ben", "press"):
             found(tenant)
     owners = Counter(owner_in(path.stem) for path in folder.rglob("*.kv"))
     sizes = {path.stat().st_size for path in folder.rglob("*.kv")}
@@ -95,13 +95,13 @@ def test_a_forgotten_tenant_leaves_no_file_and_no_key_and_a_quota_bounds_it(
     assert shop < 2 * press
     keys = {path.name for path in folder.rglob("tenant-*")}
     with engine_with(demo_model, folder, "env:FIRST") as engine:
-        assert found("shop/anna") > 0
+        assert found("shop::anna") > 0
         engine.forget_tenant("shop")
         assert {owner_in(path.stem) for path in folder.rglob("*.kv")} == {
             name.removeprefix("tenant-") for name in keys if owners[name[7:]] == press
         }
         assert len({path.name for path in folder.rglob("tenant-*")}) == len(keys) - 1
-        assert [found(one) for one in ("shop/anna", "shop/ben")] == [0, 0]
+        assert [found(one) for one in ("shop::anna", "shop::ben")] == [0, 0]
         assert found("press") > 0
 
 

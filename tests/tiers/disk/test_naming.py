@@ -56,17 +56,17 @@ def test_without_the_secret_nobody_can_make_the_name_of_a_known_text_or_document
 
 @pytest.mark.parametrize("naming", [PLAIN, SECRET])
 def test_a_name_ends_with_what_stands_for_its_owner(naming: Naming):
-    for tenant in ("t", "t/anna", "", None):
+    for tenant in ("t", "t::anna", "", None):
         for name in naming.files(range(32), tenant, blocks=2, block_tokens=16):
             assert owner_in(name) == naming.owner(tenant)
             assert is_encrypted(name) == bool(naming.secret)
-    owners = {naming.owner(tenant) for tenant in ("t", "t/anna", "t/ben", "u", "", None)}
+    owners = {naming.owner(tenant) for tenant in ("t", "t::anna", "t::ben", "u", "", None)}
     assert len(owners) == 4
     assert naming.owner("t") != OTHER.owner("t")
 
 
 def test_a_tenant_is_forgotten_by_its_own_mark_and_by_its_owners():
     assert PLAIN.tenant("shop") == [PLAIN.owner("shop")] == [PLAIN.mark(forget_id("shop"))]
-    assert PLAIN.tenant("shop/anna") == [PLAIN.owner("shop"), PLAIN.mark(forget_id("shop/anna"))]
+    assert PLAIN.tenant("shop::anna") == [PLAIN.owner("shop"), PLAIN.mark(forget_id("shop::anna"))]
     assert PLAIN.tenant(None) == []
     assert PLAIN.owner(None) == "", "nobody's files are not told from each other"
