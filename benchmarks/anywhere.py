@@ -12,7 +12,8 @@ from its place.
 Every answer is a line of a file in --out, named for the model. A run asks what is not yet there and
 writes the report anew: stop it when you like, go on with more questions, sets or ways. An answer is
 right if it contains an accepted one. Shares are of all questions, differences are taken question by
-question, with the 95% interval of a bootstrap.
+question, with the 95% interval of a bootstrap. With --at-once a question is answered at all ratios at the
+same time: soon done where only answers matter, and without times to first tokens.
 """
 
 from __future__ import annotations
@@ -22,8 +23,11 @@ import json
 import math
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -59,19 +63,32 @@ class Way(NamedTuple):
     ratio: float = 0.0
 
 
+class Settings(NamedTuple):
+    """How to measure. deadline: by time.monotonic(). at_once: all ratios of a kind together."""
+
+    model: str
+    dtype: str
+    deadline: float
+    at_once: bool
+
+    def is_over(self) -> bool:
+        return time.monotonic() > self.deadline
+
+
 def main() -> None:
     asked = _parse()
-    deadline = time.monotonic() + 60 * asked.minutes
     model = asked.model or str(demo_model())
     asked.out.mkdir(parents=True, exist_ok=True)
-    path = asked.out / f"{Path(model).name}-top{asked.top_k}.jsonl"
+    path = asked.out / f"{Path(model).name}-{asked.dtype}-top{asked.top_k}.jsonl"
     path.touch()
+    deadline = time.monotonic() + 60 * asked.minutes
+    settings = Settings(model, asked.dtype, deadline, asked.at_once)
     ways = [Way(donors, ratio) for donors in asked.donors for ratio in asked.ratios]
     prepared = [Way(), *(way for way in ways if way.donors != ANY)]
     for name in asked.sets:
         corpus, questions = read_set(name, asked.questions, asked.top_k)
         for together in (prepared, [way for way in ways if way.donors == ANY]):
-            measure(name, corpus, questions, together, model, path, deadline)
+            measure(name, corpus, questions, together, settings, path)
     text = report(read(path))
     path.with_suffix(".md").write_text(text)
     print(text)
@@ -82,9 +99,8 @@ def measure(
     corpus: Sequence[Document],
     questions: Sequence[Question],
     ways: Sequence[Way],
-    model: str,
+    settings: Settings,
     path: Path,
-    deadline: float,
 ) -> None:
     """Ask each question in the ways that are missing, on one engine, and write its rows at once."""
     done = {(row["question"], way_of(row)) for row in read(path) if row["set"] == name}
@@ -93,19 +109,19 @@ def measure(
         for number in range(len(questions))
     }
     last = max((number for number, todo in missing.items() if todo), default=-1)
-    if last < 0 or time.monotonic() > deadline:
+    if last < 0 or settings.is_over():
         return
     is_any = ways[0].donors == ANY
     donors = {"donors": ANY} if is_any else {"missing_donors": "compute"}
     config = EngineConfig.model_validate(
         {
-            "model": model,
+            "model": settings.model,
             "device_cache": 4 << 30,
             "reuse": "anywhere",
             "recompute_ratio": 0.0,
             "speculation": "off",
             "recheck_share": 0.0,
-            "vllm_args": {"dtype": "float32", "max_model_len": 8192},
+            "vllm_args": {"dtype": settings.dtype, "max_model_len": 8192},
             **donors,
         }
     )
@@ -113,18 +129,23 @@ def measure(
     with RAGCacheEngine(config) as engine, path.open("a") as file:
         for number, question in enumerate(questions[: last + 1]):
             todo = missing[number]
-            if time.monotonic() > deadline:
+            if settings.is_over():
                 return
             if not todo:
                 if is_any:  # later questions borrow what this one leaves, also after a break
                     ask(engine, question, ways[0], stored, FIRST_TOKEN)
                 continue
             prepare(engine, question, kinds_in(todo), stored)
-            answers = {
-                way: ask(engine, question, way, stored, OPTIONS)
-                for way in (todo if number % 2 else todo[::-1])
-            }
-            rows = [row_of(name, number, question, *pair) for pair in answers.items()]
+            todo = todo if number % 2 else todo[::-1]
+            if settings.at_once:
+                answers = ask_at_once(engine, question, todo, stored)
+            else:
+                answers = [ask(engine, question, way, stored, OPTIONS) for way in todo]
+            rows = [
+                row_of(name, number, question, *pair) for pair in zip(todo, answers, strict=True)
+            ]
+            if settings.at_once:
+                rows = [{**row, "ttft_s": None} for row in rows]
             file.write("".join(json.dumps(row) + "\n" for row in rows))
             file.flush()
             print(f"\r{name}: {number + 1} of {last + 1} questions", end="", flush=True)
@@ -174,6 +195,28 @@ def ask(
     options: SamplingOptions,
 ) -> Answer:
     tell_neighbours(engine, question.documents, stored.get(way.donors or "", {}))
+    return generate(engine, question, way, options)
+
+
+def ask_at_once(
+    engine: RAGCacheEngine,
+    question: Question,
+    ways: Iterable[Way],
+    stored: dict[str, Neighbours],
+) -> list[Answer]:
+    """Return the answers of ways that stand together by their donors, one kind after the other."""
+    answers: list[Answer] = []
+    for kind, ratios in groupby(ways, attrgetter("donors")):
+        tell_neighbours(engine, question.documents, stored.get(kind or "", {}))
+        several = list(ratios)
+        with ThreadPoolExecutor(len(several)) as pool:
+            answers += pool.map(lambda way: generate(engine, question, way, OPTIONS), several)
+    return answers
+
+
+def generate(
+    engine: RAGCacheEngine, question: Question, way: Way, options: SamplingOptions
+) -> Answer:
     return engine.generate(
         question.prompt,
         question.documents,
@@ -244,7 +287,10 @@ def _figures(pairs: Sequence[tuple[Row, Row]]) -> Iterator[str]:
     yield f"{statistics.fmean(row['token_ids'] == exact['token_ids'] for row, exact in pairs):.2f}"
     found = sum(row["cached"] + row["borrowed"] for row, _ in pairs)
     yield f"{found / sum(row['prompt_tokens'] for row, _ in pairs):.2f}"
-    yield f"{statistics.median(exact['ttft_s'] / row['ttft_s'] for row, exact in pairs):.1f}"
+    quicker = [
+        exact["ttft_s"] / row["ttft_s"] for row, exact in pairs if exact["ttft_s"] and row["ttft_s"]
+    ]
+    yield f"{statistics.median(quicker):.1f}" if quicker else "-"
 
 
 def _parse() -> argparse.Namespace:
@@ -257,6 +303,10 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--donors", nargs="+", choices=[*BEHIND, ANY], default=["neighbours"])
     parser.add_argument("--ratios", nargs="+", type=float, default=[0.0, 0.05, 0.1, 0.15, 0.3])
     parser.add_argument("--minutes", type=float, default=math.inf, help="begin no question later")
+    parser.add_argument("--dtype", default="float32", help="as vLLM's (default: float32)")
+    parser.add_argument(
+        "--at-once", action="store_true", help="a question at all ratios at the same time"
+    )
     parser.add_argument("--model", help="a folder or hub id (default: the demo's model)")
     parser.add_argument("--out", type=Path, required=True)
     return parser.parse_args()

@@ -4,16 +4,17 @@
     python benchmarks/several_hosts.py --out FOLDER --soak 60  # forget for so many minutes, nothing fails
 
 The hosts are network namespaces of this machine, with addresses, /tmp and /dev/shm of their own. Two run
-`ragcache serve` with a real model in float32, one runs Redis, and one waits to take a dead one's place.
-Clients ask both servers all the time; each answer is compared with the one that the first server gave
-undisturbed. After each fault a document is computed on one server, again and again another one, until the
-other server fetches it: that is the recovery. The exit status is 1 if an answer was lost or wrong, or if
-a forgotten document was served.
+`ragcache serve` with a real model in float32, the second of them with a clock an hour ahead; one runs
+Redis, and one waits to take a dead one's place. Clients ask both servers all the time; each answer is
+compared with the one that the first server gave undisturbed. After each fault a document is computed on
+one server, again and again another one, until the other server fetches it: that is the recovery. The
+exit status is 1 if an answer was lost or wrong, or if a forgotten document was served.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import random
 import sys
 import tempfile
@@ -37,6 +38,7 @@ STORE, NEW = 2, 3
 """The places of the hosts that run Redis, and that take a dead one's place."""
 REPORTS, LINES, FAULT_S = 12, 40, 6.0
 READY_S, RECOVERED_S = 300.0, 180.0
+AHEAD = Path(__file__).parent / "hosts" / "ahead"
 OPTIONS = SamplingOptions(max_tokens=8)
 
 
@@ -47,10 +49,13 @@ def report(name: str) -> Document:
 
 
 class Server:
-    """`ragcache serve` on a host."""
+    """`ragcache serve` on a host. is_ahead: whether its clock is an hour ahead."""
 
-    def __init__(self, host: Host, store: Host, model: str, log: IO[bytes]) -> None:
+    def __init__(
+        self, host: Host, store: Host, model: str, log: IO[bytes], is_ahead: bool = False
+    ) -> None:
         self.host = host
+        paths = [str(AHEAD)] * is_ahead + [os.environ.get("PYTHONPATH", "")]
         self._process = host.start(
             [
                 *(sys.executable, "-m", "ragcache_cli", "serve", model),
@@ -60,7 +65,11 @@ class Server:
                 *("--max-model-len", "2048", "--kv-cache-memory-bytes", "500M"),
             ],
             log=log,
-            environment={"RAGCACHE_OPERATOR_KEY": KEY, "TMPDIR": "/tmp"},
+            environment={
+                "RAGCACHE_OPERATOR_KEY": KEY,
+                "TMPDIR": "/tmp",
+                "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+            },
         )
 
     def connect(self) -> RAGCacheEngine:
@@ -179,7 +188,7 @@ def _play(
 
     start_redis()
     servers = {
-        f"host {place + 1}": Server(made[place], store, model, log(f"{place}.log"))
+        f"host {place + 1}": Server(made[place], store, model, log(f"{place}.log"), place == 1)
         for place in (0, 1)
     }
     engines = {place: stack.enter_context(server.connect()) for place, server in servers.items()}

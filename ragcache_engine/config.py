@@ -32,6 +32,7 @@ OF_A_CLIENT = {
     "server_url",
     "api_key",
     "document_order",
+    "dedupe",
     "policy",
     "request_timeout_s",
     "speculation",
@@ -87,6 +88,9 @@ class EngineConfig(BaseModel):
       the prompt is what the pipeline would write without RAGCache; "canonical": sorted by id; "cached":
       cached documents first. The last two reuse more tensors, but change the prompt, and so perhaps the
       answer.
+    dedupe: leave out of a prompt what stands in it further up already: a document of an earlier turn that
+      is found again, or one text under two ids. "[as above]" stands there instead, so the prompt is
+      another one. See Usage.repeated_ids.
     cache_depth: cache only this many documents from the start of a prompt; None: all.
     reuse: which tensors of a document a prompt may use. "prefix": those computed behind the same tokens,
       so answers never change. "anywhere": the engine stores each document once more in a short prompt of
@@ -159,6 +163,7 @@ class EngineConfig(BaseModel):
     policy: str = DEFAULT_POLICY
     reorder_window: int = Field(default=32, ge=1)
     document_order: Literal["retrieved", "canonical", "cached"] = "retrieved"
+    dedupe: bool = False
     cache_depth: int | None = Field(default=None, ge=1)
     reuse: ReuseMode = "prefix"
     recompute_ratio: float | None = Field(default=None, ge=0, le=1)

@@ -169,7 +169,11 @@ class RAGCacheEngine:
                 neighbours=neighbours,
             )
             self._intake = PromptIntake(
-                self._runtime, self._retrievals, self.limits.context_tokens, contexts_of
+                self._runtime,
+                self._retrievals,
+                self.limits.context_tokens,
+                contexts_of,
+                config.dedupe,
             )
             self.chat = EngineChat(
                 self._runtime, config.chat_template, config.tool_parser, config.tells_reasoning
@@ -294,12 +298,13 @@ class RAGCacheEngine:
         """
         require_duration(timeout_s, "timeout_s")
         prepared = self._intake.prepare(prompt, documents, options, tenant, exact, recompute_ratio)
-        prepared = self._with_cache_points(prompt, prepared)
+        prepared = self._with_cache_points(prepared)
         return self._answer(replace(prepared, timeout_s=timeout_s))
 
-    def _with_cache_points(self, prompt: str, prepared: PreparedRequest) -> PreparedRequest:
+    def _with_cache_points(self, prepared: PreparedRequest) -> PreparedRequest:
         """Return a request after whose answer its prompt is kept up to its cache points."""
-        if not isinstance(prompt, ChatPrompt) or not prompt.cache_points or not self._can_keep:
+        prompt = prepared.chat_prompt
+        if prompt is None or not prompt.cache_points or not self._can_keep:
             return prepared
         request = prepared.request
         keep = partial(self._keep_beginning, request.tenant, request.planned)
@@ -398,7 +403,7 @@ class RAGCacheEngine:
                 self._intake.prepare, prompt, documents, options, tenant, exact, recompute_ratio
             )
         )
-        prepared = replace(self._with_cache_points(prompt, prepared), timeout_s=timeout_s)
+        prepared = replace(self._with_cache_points(prepared), timeout_s=timeout_s)
         pieces = read_async(partial(self._runtime.start_request, prepared))
         async with aclosing(pieces):
             async for piece in pieces:

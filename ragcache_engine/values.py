@@ -385,6 +385,8 @@ class Usage(ShownAsTable):
     cached: prompt tokens that were reused; of an answer that goes on after a failed attempt, those that
       the last attempt reused.
     document_ids: the documents recognised in the prompt, in the prompt's order.
+    repeated_ids: the documents whose text stands further up already, once for each time; where
+      EngineConfig.dedupe leaves them out, document_ids has them no more than once.
     borrowed: tokens taken from another context and not computed anew, by the tier that held them; see
       EngineConfig.reuse. recomputed_tokens: tokens of borrowed documents that were computed anew.
     reused: for each document of a prompt that borrowed, where its tensors came from.
@@ -412,6 +414,7 @@ class Usage(ShownAsTable):
     total_s: float
     retrieval_s: float = 0.0
     document_ids: tuple[str, ...] = ()
+    repeated_ids: tuple[str, ...] = ()
     speculation: SpeculationReport = field(default_factory=SpeculationReport)
     borrowed: CachedTokens = field(default_factory=CachedTokens)
     recomputed_tokens: int = 0
@@ -464,6 +467,8 @@ class Usage(ShownAsTable):
             rows.append(("search", f"{self.retrieval_s:.3f} s of it"))
         if self.document_ids:
             rows.append(("documents", _list_some(self.document_ids)))
+        if self.repeated_ids:
+            rows.append(("stood there already", _list_some(self.repeated_ids)))
         if self.speculation.outcome is not SpeculationOutcome.NONE:
             rows.append(("begun early", self.speculation.outcome.value))
         known_tokens = self.prompt_tokens if self.has_account else 0

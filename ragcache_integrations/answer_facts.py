@@ -28,6 +28,7 @@ def answer_facts(finish_reason: FinishReason, usage: Usage) -> dict[str, Any]:
         "total_s": usage.total_s,
         "retrieval_s": usage.retrieval_s,
         "document_ids": list(usage.document_ids),
+        "repeated_ids": list(usage.repeated_ids),
         "is_exact": usage.is_exact,
         "borrowed_tokens": usage.borrowed.total,
         "recomputed_tokens": usage.recomputed_tokens,

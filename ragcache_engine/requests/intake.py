@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
@@ -16,7 +17,14 @@ from ragcache_engine.checks import (
     require_text,
 )
 from ragcache_engine.errors import EmptyPrompt, InvalidArgument, PromptTooLong
-from ragcache_engine.prompt import PromptMatch, Retrieval, find_documents, token_segments
+from ragcache_engine.prompt import (
+    PromptMatch,
+    Retrieval,
+    find_documents,
+    find_repeats,
+    leave_out_repeats,
+    token_segments,
+)
 from ragcache_engine.protocols import BackendRequest, PromptText
 from ragcache_engine.requests.runner import PreparedRequest
 from ragcache_engine.requests.runtime import Runtime
@@ -53,7 +61,7 @@ class PromptIntake:
     """Turns a prompt into a request. Any thread may call its methods; they start nothing.
 
     context_tokens: the most tokens that the model's context holds, prompt and answer together.
-    contexts_of: returns the contexts that documents are borrowed from.
+    contexts_of: returns the contexts that documents are borrowed from. dedupe: as in EngineConfig.
     """
 
     def __init__(
@@ -62,7 +70,9 @@ class PromptIntake:
         retrievals: RememberedRetrievals,
         context_tokens: int,
         contexts_of: ContextsOf = without_contexts,
+        dedupe: bool = False,
     ) -> None:
+        self._dedupe = dedupe
         self._contexts_of = contexts_of
         self._runtime = runtime
         self._retrievals = retrievals
@@ -101,23 +111,31 @@ class PromptIntake:
                     'it with reuse="anywhere", or leave recompute_ratio out'
                 )
         options = require_options(options)
-        if isinstance(prompt, ChatPrompt):
-            options = prompt.fit_options(options)
+        chat_prompt = prompt if isinstance(prompt, ChatPrompt) else None
+        if chat_prompt is not None:
+            options = chat_prompt.fit_options(options)
             prompt = str(prompt)
         self._runtime.wait_until_up()
         request_id = self._runtime.next_request_id()
         if options.guide:
             self._runtime.backend.check(options)
+        match = None
+        if self._dedupe:
+            match = self._match(prompt, documents, tenant)
+            short = leave_out_repeats(prompt, match.spans)
+            prompt, match = short.text, replace(match, spans=short.spans)
+            repeats = short.cuts
+            if chat_prompt is not None:
+                points = ((short.place(at), for_s) for at, for_s in chat_prompt.cache_points)
+                chat_prompt = ChatPrompt(prompt, chat_prompt.template_args, tuple(points))
         require_short_prompt(len(prompt), self._context_tokens)
         tokenized = None
         if not self._runtime.backend.reads_text:
             tokenized = self._runtime.pipeline.tokenize(prompt, options.add_special_tokens)
         self._require_fitting(prompt, tokenized)
-        if documents is None:
-            match = self._retrievals.match(prompt, tenant)
-        else:
-            match = PromptMatch(find_documents(prompt, documents))
-            self._retrievals.note_named()
+        if match is None:
+            match = self._match(prompt, documents, tenant)
+            repeats = find_repeats(prompt, match.spans)
         names = [span.document_id for span in match.spans]
         retrieval = match.retrieval
         request = BackendRequest(
@@ -135,12 +153,23 @@ class PromptIntake:
         return PreparedRequest(
             request=request,
             document_ids=tuple(names),
+            repeated_ids=tuple(span.document_id for span in repeats),
+            chat_prompt=chat_prompt,
             question_s=retrieval.started_s if retrieval else called_s,
             called_s=called_s,
             search_number=retrieval.search_number if retrieval else None,
             learn=partial(self._retrievals.learn, retrieval, request) if retrieval else None,
             count_hits=partial(self._retrievals.count_hits, retrieval, request),
         )
+
+    def _match(
+        self, prompt: str, documents: Sequence[Document] | None, tenant: str | None
+    ) -> PromptMatch:
+        """Find the documents in a prompt. documents: those that its caller names."""
+        if documents is None:
+            return self._retrievals.match(prompt, tenant)
+        self._retrievals.note_named()
+        return PromptMatch(find_documents(prompt, documents))
 
     def tokenize(self, prompt: str, add_special_tokens: bool) -> TokenizedPrompt:
         """Return the prompt's tokens; a ChatPrompt gets no special tokens.

@@ -20,7 +20,7 @@ from ragcache_engine.requests.retry import Heartbeat, run_with_retry
 from ragcache_engine.requests.streams import START, Item
 from ragcache_engine.speculation import Pipeline
 from ragcache_engine.tiers.borrowing.plan import TRANSIENT_REASONS
-from ragcache_engine.values import CachedTokens, Piece, SpeculationOutcome, Usage
+from ragcache_engine.values import CachedTokens, ChatPrompt, Piece, SpeculationOutcome, Usage
 
 logger = logging.getLogger(__name__)
 
@@ -39,13 +39,14 @@ function, and that may take any time."""
 class PreparedRequest:
     """A checked and tokenised prompt, with what the engine knows about its documents.
 
-    document_ids: the documents recognised in the prompt, in its order.
+    document_ids: the documents recognised in the prompt, in its order. repeated_ids: as in Usage.
     question_s: when the question began: when its retrieval began if there was one, else called_s.
     called_s: when the engine got the prompt. Both are seconds on the backend's clock.
     search_number: the number by which speculation knows the prompt's search; None without a retrieval.
     learn: call this while the prompt is prefilled, to learn how the chain writes its prompts; None
       if no retrieval led to the prompt.
     count_hits: call this with what the finished request cost.
+    chat_prompt: the prompt, if a chat template wrote it.
     timeout_s: how long its whole answer may take; None: any time.
     when_answered: call this when it is answered. Returns at once.
     """
@@ -57,6 +58,8 @@ class PreparedRequest:
     search_number: int | None = None
     learn: Callable[[], None] | None = None
     count_hits: Callable[[Usage], None] | None = None
+    repeated_ids: tuple[str, ...] = ()
+    chat_prompt: ChatPrompt | None = None
     timeout_s: float | None = None
     when_answered: Callable[[], None] | None = None
 
@@ -203,6 +206,7 @@ class RequestRunner:
                             total_s=now() - prepared.question_s,
                             retrieval_s=prepared.called_s - prepared.question_s,
                             document_ids=prepared.document_ids,
+                            repeated_ids=prepared.repeated_ids,
                             has_account=delta.cached is not None,
                             reasoning_tokens=delta.reasoning_tokens,
                             speculation=claim.report(),
