@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("faiss")
 
 import anywhere
-from anywhere import ANY, Way, measure, read, report
+from anywhere import ANY, Settings, Way, measure, read, report
 from prompt_sets import Question
 from word_bags import WordBags
 
@@ -48,9 +48,16 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return prompts
 
 
-def run(path: Path, ways: list[Way], count: int = 3, deadline: float = math.inf) -> list[Any]:
+def run(
+    path: Path,
+    ways: list[Way],
+    count: int = 3,
+    deadline: float = math.inf,
+    at_once: bool = False,
+) -> list[Any]:
     path.touch()
-    measure("squad", CORPUS, QUESTIONS[:count], ways, "org/model", path, deadline)
+    settings = Settings("org/model", "float32", deadline, at_once)
+    measure("squad", CORPUS, QUESTIONS[:count], ways, settings, path)
     return [(row["question"], anywhere.way_of(row)) for row in read(path)]
 
 
@@ -66,6 +73,18 @@ def test_each_question_is_answered_in_each_way_however_often_the_run_is_broken(
     answers = len(asked)
     assert run(path, PREPARED) == rows
     assert len(asked) == answers
+
+
+def test_ratios_that_are_asked_at_once_give_the_same_rows_without_times(
+    tmp_path: Path, asked: list[str]
+):
+    ways = [*PREPARED[:2], Way("alone", 0.1), Way("neighbours", 0.0), Way("neighbours", 0.1)]
+    one_by_one, at_once = tmp_path / "one.jsonl", tmp_path / "all.jsonl"
+    run(one_by_one, ways)
+    run(at_once, ways, at_once=True)
+    timeless = [{**row, "ttft_s": None} for row in read(one_by_one)]
+    assert sorted(read(at_once), key=str) == sorted(timeless, key=str)
+    assert "| - |" in report(read(at_once))
 
 
 def test_donors_are_there_before_a_question_is_asked_which_is_asked_once_a_way(
