@@ -37,6 +37,8 @@ KEY = "the operator's key of these hosts"
 STORE, NEW = 2, 3
 """The places of the hosts that run Redis, and that take a dead one's place."""
 REPORTS, LINES, FAULT_S = 12, 40, 6.0
+SOAK_PAUSE_S = 2.0
+"""An hour is about what adds up in it. Without rests two servers take two cores."""
 READY_S, RECOVERED_S = 300.0, 180.0
 AHEAD = Path(__file__).parent / "hosts" / "ahead"
 OPTIONS = SamplingOptions(max_tokens=8)
@@ -87,11 +89,19 @@ class Server:
 
 
 class Traffic:
-    """Clients that ask all the time. wrong, lost: what came of that; excused: servers that may fail."""
+    """Clients that ask all the time. wrong, lost: what came of that; excused: servers that may fail.
+
+    pause_s: how long each client rests after an answer.
+    """
 
     def __init__(
-        self, engines: dict[str, RAGCacheEngine], expected: dict[str, str], clients: int = 2
+        self,
+        engines: dict[str, RAGCacheEngine],
+        expected: dict[str, str],
+        clients: int = 2,
+        pause_s: float = 0.0,
     ) -> None:
+        self._pause_s = pause_s
         self.engines, self._expected = engines, expected
         self.asked = self.wrong = self.lost = 0
         self.excused: set[str] = set()
@@ -129,6 +139,7 @@ class Traffic:
                 if text != self._expected[name]:
                     self.wrong += 1
                     print(f"\nwrong at {place}: {name}: {text!r}")
+            self._ended.wait(self._pause_s)
 
 
 def ask(engine: RAGCacheEngine, name: str) -> tuple[str, int]:
@@ -204,7 +215,7 @@ def _play(
             "",
         ]
     ]
-    traffic = Traffic(dict(engines), expected)
+    traffic = Traffic(dict(engines), expected, pause_s=SOAK_PAUSE_S if soak_minutes else 0.0)
     if soak_minutes:
         with traffic.running():
             lines, is_right = soak([*engines.values()], soak_minutes)
@@ -276,7 +287,7 @@ def soak(engines: Sequence[RAGCacheEngine], minutes: float) -> tuple[list[str], 
         name = f"forgotten {number}"
         here, there = dice.sample([*engines], 2)
         ask(here, name)
-        time.sleep(1.0)
+        time.sleep(SOAK_PAUSE_S)
         fetched += ask(there, name)[1] > 0
         began = time.monotonic()
         dice.choice((here, there)).forget([name])
