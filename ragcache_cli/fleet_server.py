@@ -45,6 +45,7 @@ class FleetArguments:
     host: str
     port: int
     certificate: tuple[str, str] | None = None
+    doors: int = 1
 
 
 def fleet_settings(
@@ -69,6 +70,7 @@ def fleet_settings(
         environment=environment,
         replicas=fleet.replicas,
         max_replicas=fleet.max_replicas,
+        doors=fleet.doors,
         routing=fleet.routing,
         replica_gpus=fleet.gpus if fleet.gpus is not None else (0 if is_cpu else 1),
         replica_cpus=_replica_cpus(cores, fleet) if is_cpu else 0,

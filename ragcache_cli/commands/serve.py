@@ -158,6 +158,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--max-replicas", type=WholeNumber(), metavar="N", help="more under load, up to so many"
     )
     fleet.add_argument(
+        "--doors",
+        type=WholeNumber(),
+        metavar="N",
+        help="how many processes share the clients' connections (1)",
+    )
+    fleet.add_argument(
         "--routing", choices=ROUTINGS, help=f"how prompts find a replica ({ROUTINGS[0]})"
     )
     fleet.add_argument(
@@ -182,7 +188,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 FLEET_ARGUMENTS = (
-    *("max_replicas", "routing", "address", "gpus", "ssl_certfile", "ssl_keyfile", "print_config"),
+    *("max_replicas", "doors", "routing", "address", "gpus"),
+    *("ssl_certfile", "ssl_keyfile", "print_config"),
 )
 """The arguments that mean something for a fleet alone."""
 REPLICA_ARGUMENTS = (*ENGINE_SETTINGS, "reuse", "recompute_ratio", "missing_donors")
@@ -305,6 +312,7 @@ def _run_fleet(
         _read_certificate(
             parsed.ssl_certfile, parsed.ssl_keyfile, is_elsewhere=parsed.print_config is not None
         ),
+        parsed.doors or 1,
     )
     words = [str(model)]
     for name in REPLICA_ARGUMENTS:

@@ -106,6 +106,7 @@ def ingress_options(settings: FleetSettings) -> dict[str, Any]:
     """Return how Ray Serve is to run the ingress. Its doors alone say how much is too much."""
     return {
         "name": "Ingress",
+        "num_replicas": settings.doors,
         "max_ongoing_requests": 100_000,
         # Beside the address that clients know, so that no worker's end breaks off answers of others.
         "ray_actor_options": {"num_cpus": 0, "resources": {ON_HEAD: 0.001}},
@@ -260,7 +261,7 @@ def make_doors(
     """
     file = Path(settings.keys_file) if settings.keys_file else None
     keys = Keys(file, operator_key or os.environ.get(OPERATOR_KEY))
-    limits = Limits(requests=settings.most_requests)
+    limits = Limits(requests=settings.most_requests_of_a_door)
     if settings.max_body_bytes is not None:
         limits = replace(limits, body_bytes=settings.max_body_bytes)
     if settings.max_corpora_bytes is not None:

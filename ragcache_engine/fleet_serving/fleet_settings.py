@@ -20,6 +20,7 @@ class FleetSettings:
     server_arguments: of `python`, for one server; vLLM's own arguments may follow.
     environment: variables that a server needs: where its keys are, and its limits.
     replicas: how many servers; max_replicas: how many there may be, by the load. routing: of ROUTINGS.
+    doors: how many processes share the clients' connections, on the head.
     replica_characters: how many characters of text a replica holds in device and host memory; None if not
       known.
     replica_gpus, replica_cpus: what Ray sets aside for each. splits_cores: whether replicas on one
@@ -34,6 +35,7 @@ class FleetSettings:
     environment: Mapping[str, str] = field(default_factory=dict)
     replicas: int = 1
     max_replicas: int | None = None
+    doors: int = 1
     routing: str = ROUTINGS[0]
     replica_characters: int | None = None
     replica_gpus: float = 0
@@ -53,6 +55,8 @@ class FleetSettings:
                 f"a fleet has at least one replica, and at most max_replicas, got {self.replicas} and "
                 f"{self.max_replicas}"
             )
+        if self.doors < 1:
+            raise ConfigError(f"a fleet has at least one door, got doors={self.doors}")
         if self.routing not in ROUTINGS:
             raise ConfigError(f"routing is one of {', '.join(ROUTINGS)}, not {self.routing!r}")
 
@@ -60,6 +64,11 @@ class FleetSettings:
     def most_requests(self) -> int:
         """How many requests the fleet takes at a time."""
         return self.max_requests or self.ongoing * self.most_replicas
+
+    @property
+    def most_requests_of_a_door(self) -> int:
+        """How many requests each door takes at a time: none knows how many the others have."""
+        return -(-self.most_requests // self.doors)
 
     @property
     def most_replicas(self) -> int:

@@ -108,7 +108,13 @@ def test_address_and_port_are_vllms_too(demo_model: str, capsys: pytest.CaptureF
 
 @pytest.mark.parametrize(
     "given",
-    [("--routing", "random"), ("--max-replicas", "3"), ("--gpus", "1"), ("--address", "auto")],
+    [
+        ("--routing", "random"),
+        ("--max-replicas", "3"),
+        ("--doors", "2"),
+        ("--gpus", "1"),
+        ("--address", "auto"),
+    ],
 )
 def test_what_only_a_fleet_has_is_refused_for_one_server(
     demo_model: str, capsys: pytest.CaptureFixture[str], given: tuple[str, str]

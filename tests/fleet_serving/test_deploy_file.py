@@ -52,7 +52,8 @@ def test_the_door_stands_on_the_head():
 
 
 @pytest.mark.parametrize(
-    "changes", [{"replicas": 0}, {"replicas": 3, "max_replicas": 2}, {"routing": "nearest"}]
+    "changes",
+    [{"replicas": 0}, {"replicas": 3, "max_replicas": 2}, {"routing": "nearest"}, {"doors": 0}],
 )
 def test_settings_that_cannot_work_are_refused(changes):
     with pytest.raises(ConfigError):

@@ -36,7 +36,7 @@ BACK_S = 180.0
 
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of two replicas."""
+    """The address of two replicas behind two doors."""
     keys = tmp_path_factory.mktemp("fleet") / "keys.toml"
     keys.write_text(f'[tenants]\nshop = ["{SHOP}"]\n')
     with socket() as probe:
@@ -46,7 +46,8 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         (str(SERVER),),
         {"RAGCACHE_KEYS": str(keys)},
         replicas=2,
-        max_requests=40,
+        doors=2,
+        max_requests=80,
         keys_file=str(keys),
     )
     with running_fleet(settings, host="127.0.0.1", port=port, operator_key=OPERATOR):
@@ -208,6 +209,31 @@ def test_killed_replicas_lose_no_answer_and_come_back(door: httpx2.Client, victi
     after = servers(door)
     assert len(after) == 2
     assert min(before) not in after
+
+
+def test_the_other_door_goes_on_where_one_dies(fleet: str, door: httpx2.Client):
+    before = doors()
+    assert len(before) == 2
+    os.kill(min(before), signal.SIGKILL)
+    deadline = time.monotonic() + BACK_S
+    # What the dead one had broke off, and what Serve still sends to it does.
+    while len(doors() - {min(before)}) < 2 and time.monotonic() < deadline:
+        with suppress(httpx2.HTTPError, AssertionError):
+            assert ask(door, "after a door")[0] == expected("after a door")
+    assert len(doors()) == 2
+    assert all(ask(door, f"{n} door")[0] == expected(f"{n} door") for n in range(8))
+
+
+def doors() -> set[int]:
+    """Return the processes of the fleet's doors that live."""
+    own = psutil.Process().children(recursive=True)
+    return {
+        each.pid
+        for each in own
+        if each.is_running()
+        and each.status() != psutil.STATUS_ZOMBIE
+        and ":Ingress" in " ".join(each.cmdline())
+    }
 
 
 def parent_of(process: int) -> int:
