@@ -19,7 +19,8 @@ HEAVY = {"torch", "vllm", "faiss", "numpy", "transformers", "langchain_core", "l
 # Of the core of decisions: what may import which library.
 LIBRARIES = {
     "ragcache_engine.tiers.disk.block_file": {"xxhash"},  # ten times as fast as Python's checksums
-    "ragcache_engine.tiers.disk.key_ring": {"cryptography"},  # loaded where files are encrypted
+    "ragcache_engine.tiers.disk.key_files": {"cryptography"},  # loaded where files are encrypted
+    "ragcache_engine.tiers.disk.key_ring": {"cryptography"},
     "ragcache_engine.tiers.shared.address": {"pydantic"},  # reads sizes, as EngineConfig does
     "ragcache_engine.tiers.shared.redis_store": {"redis"},  # loaded where there is such a store
     "ragcache_engine.tiers.shared.object_store": {"obstore"},

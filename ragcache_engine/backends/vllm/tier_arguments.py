@@ -16,7 +16,7 @@ from ragcache_engine.backends.vllm.borrowing.support import require_borrowable_m
 from ragcache_engine.backends.vllm.budget import QUEUES_BYTES, TierBudget
 from ragcache_engine.backends.vllm.tiers.settings import TierSettings
 from ragcache_engine.errors import CannotBorrow
-from ragcache_engine.tiers.disk.key_ring import require_library
+from ragcache_engine.tiers.disk.key_files import require_library
 from ragcache_engine.tiers.disk.master_keys import read_master_keys
 from ragcache_engine.tiers.shared.opening import open_store
 

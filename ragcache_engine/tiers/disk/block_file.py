@@ -30,7 +30,8 @@ from typing import Any
 
 from xxhash import xxh3_128
 
-from ragcache_engine.tiers.disk.key_ring import NONCE_BYTES, KeyRing, OtherKey
+from ragcache_engine.tiers.disk.key_files import NONCE_BYTES
+from ragcache_engine.tiers.disk.key_ring import KeyRing, OtherKey
 from ragcache_engine.tiers.disk.naming import owner_in
 
 MAGIC = b"RAGCKV\x00\x03"

@@ -34,7 +34,8 @@ from ragcache_engine.tiers.disk.kept_files import (
     clear_kept,
     forget_kept,
 )
-from ragcache_engine.tiers.disk.key_ring import NO_STAMPS, KeyRing
+from ragcache_engine.tiers.disk.key_files import NO_STAMPS
+from ragcache_engine.tiers.disk.key_ring import KeyRing
 from ragcache_engine.tiers.disk.naming import PLAIN, is_encrypted
 from ragcache_engine.tiers.disk.tombstones import (
     Tombstones,
@@ -369,7 +370,7 @@ def forget_marks(
 ) -> ForgottenFiles:
     """Do what `forget_documents` does, for documents of which only the marks are known.
 
-    The keys of tenants among them are thrown away. stamps: as in KeyRing.throw_away.
+    The keys of tenants among them are thrown away. stamps: as in KeyFiles.throw_away.
     """
     forget_kept(folder, marks)
     removed = 0

@@ -19,8 +19,8 @@ from ragcache_engine.tiers.disk.folder import (
     NotOurFile,
 )
 from ragcache_engine.tiers.disk.kept_files import KeptFile
-from ragcache_engine.tiers.disk.key_ring import KeyAway
 from ragcache_engine.tiers.disk.read_queue import ReadQueue
+from ragcache_engine.tiers.disk.shared_keys import KeyAway
 
 logger = logging.getLogger(__name__)
 

@@ -12,8 +12,9 @@ from itertools import chain
 from queue import Empty, SimpleQueue
 
 from ragcache_engine.tiers.disk.block_file import Origin, UnusableFile, pack, unpack
-from ragcache_engine.tiers.disk.key_ring import KeyAway, KeyRing
+from ragcache_engine.tiers.disk.key_ring import KeyRing
 from ragcache_engine.tiers.disk.read_queue import ReadQueue
+from ragcache_engine.tiers.disk.shared_keys import KeyAway
 from ragcache_engine.tiers.disk.transfers import BlockCopy, FinishedCopy, SlotMemory
 from ragcache_engine.tiers.shared.forgotten import ForgottenElsewhere
 from ragcache_engine.tiers.shared.store import SharedStore, StoreAway, StoredBlock, StoreFull

@@ -13,7 +13,8 @@ import pytest
 pytest.importorskip("cryptography")
 
 from ragcache_engine import ConfigError
-from ragcache_engine.tiers.disk.key_ring import FOLDER, NONCE_BYTES, KeyRing, OtherKey
+from ragcache_engine.tiers.disk.key_files import FOLDER, NONCE_BYTES
+from ragcache_engine.tiers.disk.key_ring import KeyRing, OtherKey
 
 MASTER, LATER = b"m" * 32, b"n" * 32
 NONCE, HEAD, TEXT = bytes(NONCE_BYTES), b"head", memoryview(b"what a document says")
@@ -146,15 +147,15 @@ def test_a_key_that_goes_while_it_is_looked_for_is_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     ring, other = KeyRing(tmp_path, [MASTER]), KeyRing(tmp_path, [MASTER])
-    before, find = other.key_of("shop").id, ring._find
+    before, find = other.key_of("shop").id, ring._files.find
 
     def lose(name: str, stamp: str = "") -> bytes:
         secret = find(name, stamp)
-        monkeypatch.setattr(ring, "_find", find)
+        monkeypatch.setattr(ring._files, "find", find)
         other.throw_away(["shop"])
         return secret
 
-    monkeypatch.setattr(ring, "_find", lose)
+    monkeypatch.setattr(ring._files, "find", lose)
     assert ring.key_of("shop").id == other.key_of("shop").id != before
 
 

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from ragcache_engine.tiers.disk.block_file import Origin, pack
-from ragcache_engine.tiers.disk.key_ring import KeyAway, KeyRing
+from ragcache_engine.tiers.disk.key_ring import KeyRing
 from ragcache_engine.tiers.disk.naming import owner_in
+from ragcache_engine.tiers.disk.shared_keys import KeyAway
 from ragcache_engine.tiers.disk.transfers import BlockCopy, FinishedCopy
 from ragcache_engine.tiers.shared import transfers as module
 from ragcache_engine.tiers.shared.forgotten import ForgottenElsewhere
@@ -584,7 +585,7 @@ def test_a_host_that_has_not_heard_of_it_does_not_give_a_thrown_away_key_back(
     assert one.key_of(shop).id == before
     ForgottenElsewhere(tmp_path / "one", store, one).forget([shop], [shop])
     again = ring(store, tmp_path / "other")  # started anew, before it has looked
-    again._share(store, f"tenant-{shop}")
+    again._shared.find(f"tenant-{shop}")
     assert before not in {again.key_of(shop).id, one.key_of(shop).id}
 
 
@@ -675,7 +676,7 @@ def test_while_the_store_is_away_only_those_keys_serve_that_the_host_has(
     store.failure = None
     with pytest.raises(KeyAway, match="lately"):
         keys.key_of("press")  # it is not asked again at once
-    keys._ask_again_s.clear()
+    keys._shared._ask_again_s.clear()
     assert keys.key_of("press").id == ring(store, tmp_path / "other").key_of("press").id
 
 
@@ -686,7 +687,7 @@ def test_a_block_that_cannot_be_encrypted_holds_up_no_other(
     name = keys.naming.files(range(16), "press", blocks=1, block_tokens=16)[0]
     engine = Engine(store, tmp_path, keys)
     keys.key_of(keys.naming.owner(None))
-    monkeypatch.setattr(keys, "_find_tenants", unavailable)
+    monkeypatch.setattr(keys, "_find", unavailable)
     engine.slot(1)[:] = content_of(1)
     engine.shared.write(BlockCopy(name, 1, []))
     engine.shared.write(BlockCopy(encrypted_name(keys), 1, []))
@@ -703,7 +704,7 @@ def test_a_block_whose_key_cannot_be_had_is_not_read_and_stays(
     one.put(1)
     one.wait(1)
     keys = ring(store, tmp_path / "other")
-    monkeypatch.setattr(keys, "_find_tenants", unavailable)
+    monkeypatch.setattr(keys, "_find", unavailable)
     other = Engine(store, tmp_path / "other", keys)
     other.fetch(1)
     assert other.wait(1)[0].failure == "unreadable"

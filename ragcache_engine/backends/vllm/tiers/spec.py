@@ -35,7 +35,7 @@ from ragcache_engine.errors import ConfigError
 from ragcache_engine.knowledge import CostProfile, Tier, policy_of_tiers
 from ragcache_engine.tiers.disk.block_file import Origin
 from ragcache_engine.tiers.disk.folder import DiskFolder
-from ragcache_engine.tiers.disk.key_ring import FOLDER as KEYS_FOLDER
+from ragcache_engine.tiers.disk.key_files import FOLDER as KEYS_FOLDER
 from ragcache_engine.tiers.disk.key_ring import KeyRing
 from ragcache_engine.tiers.disk.transfers import DiskTransfers, SlotMemory
 from ragcache_engine.tiers.host_slots import HostSlots
