@@ -29,8 +29,8 @@ class SharedKeys:
     """The keys of a folder, as far as the hosts of a store share them.
 
     The caller lets one call of `find` and `compare` in at a time.
-    is_agreed: whether the hosts have the same secret in names, which is that of the store; if not, nothing
-      is shared. is_other: whether the folder had another one.
+    is_agreed: whether the hosts have the same secret in names, which is the store's; if not, nothing is
+      shared. is_other: whether the folder had another one.
     Raises OSError.
     """
 
