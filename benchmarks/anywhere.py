@@ -9,11 +9,12 @@ prompt had the document before. A question's donors are computed before it is as
 "any" has what its own stream left. Every other question begins with the exact way, so that none profits
 from its place.
 
-Every answer is a line of a file in --out, named for the model. A run asks what is not yet there and
-writes the report anew: stop it when you like, go on with more questions, sets or ways. An answer is
-right if it contains an accepted one. Shares are of all questions, differences are taken question by
-question, with the 95% interval of a bootstrap. With --at-once a question is answered at all ratios at the
-same time: soon done where only answers matter, and without times to first tokens.
+Every answer is a line of a file in --out, named for model, dtype and top-k. A run asks what is not yet
+there and writes the report anew: stop it when you like, go on with more questions, sets or ways. An
+answer is right if it contains an accepted one. Shares are of all questions, differences are taken
+question by question, with the 95% interval of a bootstrap. With --at-once a question is answered at all
+ratios at the same time: soon done where only answers matter, and without times to first tokens. In
+bfloat16 answers then differ by that batch, too.
 """
 
 from __future__ import annotations
@@ -116,7 +117,7 @@ def measure(
     config = EngineConfig.model_validate(
         {
             "model": settings.model,
-            "device_cache": 4 << 30,
+            "device_cache": 1 << 30,
             "reuse": "anywhere",
             "recompute_ratio": 0.0,
             "speculation": "off",

@@ -8,8 +8,8 @@ question above the history, as chains do that keep the history apart, or with ev
 its own message, as agents do; and how much of the latter stood in the conversation already.
 
 With --conversations the former are answered: exactly, which is the answer that the history holds, and
-with the earlier turns borrowed from the prompts that they stood in before, at several ratios. Passages
-are computed, also those found again, so that only the turns differ.
+with the earlier turns borrowed from the prompts that they stood in before. Passages are computed, also
+those found again, so that only the turns differ.
 """
 
 from __future__ import annotations
@@ -38,8 +38,6 @@ TURNS, TOP_K = 8, 5
 SYSTEM = "<|im_start|>system\nYou answer questions from the documents you are given, briefly.\n\n"
 END, USER, ASSISTANT = "<|im_end|>\n", "<|im_start|>user\n", "<|im_start|>assistant\n"
 OPTIONS = SamplingOptions(max_tokens=24, add_special_tokens=False)
-RATIOS = (None, 0.0, 0.1)
-"""How an answer is given: exactly, and with so much of the earlier turns computed anew."""
 
 Row = dict[str, Any]
 
@@ -90,12 +88,14 @@ def ask(
     )
 
 
-def play(engine: RAGCacheEngine, turns: Sequence[Turn], tenant: str) -> list[Row]:
+def play(
+    engine: RAGCacheEngine, turns: Sequence[Turn], tenant: str, borrowing: float = 0.1
+) -> list[Row]:
     """Ask a conversation's questions. What borrows is asked first: it finds earlier prompts only."""
     history: list[str] = []
     rows = []
     for number, turn in enumerate(turns):
-        for ratio in (*RATIOS[1:], None) if number > 1 else (None,):
+        for ratio in (borrowing, None) if number > 1 else (None,):
             answer = ask(engine, turn, history, ratio, tenant)
             rows.append(
                 {
@@ -118,7 +118,7 @@ def count(engine: RAGCacheEngine, turns: Sequence[Turn]) -> list[Row]:
     def tokens(text: str) -> int:
         return len(engine.tokenize(text, add_special_tokens=False))
 
-    history, seen, messages, rows = "", set[str](), SYSTEM, []
+    history, seen, messages, rows = "", set[str](), SYSTEM.rstrip() + END, []
     for turn in turns:
         prompt = tokens(write(turn, [history]))
         found = [tokens(one.text) for one in turn.passages]
@@ -168,7 +168,9 @@ def answers_report(rows: Sequence[Row]) -> list[str]:
     """Compare answers from the third turn on. rows: with the number of their conversation."""
     exact = {(row["conversation"], row["turn"]): row for row in rows if row["ratio"] is None}
     lines = []
-    for ratio in RATIOS:
+    for ratio in sorted(
+        {row["ratio"] for row in rows}, key=lambda ratio: (ratio is not None, ratio)
+    ):
         pairs = [
             (row, exact[row["conversation"], row["turn"]])
             for row in rows
@@ -217,7 +219,10 @@ def main() -> None:
         lines = count_report([count(engine, turns) for turns in conversations])
         rows: list[Row] = []
         for number, turns in enumerate(conversations[: asked.conversations]):
-            rows += [{"conversation": number, **row} for row in play(engine, turns, str(number))]
+            rows += [
+                {"conversation": number, **row}
+                for row in play(engine, turns, str(number), asked.ratio)
+            ]
             print(f"\r{number + 1} of {asked.conversations} conversations", end="", flush=True)
             _keep(asked.out, lines, rows)
     print(*_keep(asked.out, lines, rows), sep="\n")
@@ -236,6 +241,7 @@ def _parse() -> Namespace:
     parser = command_line(__doc__)
     parser.add_argument("--model", help="a folder or hub id (default: the demo's model)")
     parser.add_argument("--dtype", default="float32", help="as vLLM's (default: float32)")
+    parser.add_argument("--ratio", type=float, default=0.1, help="computed anew (default: 0.1)")
     parser.add_argument("--conversations", type=int, default=0, help="answer so many")
     parser.add_argument("--out", type=Path, required=True)
     return parser.parse_args()

@@ -19,7 +19,8 @@ from xxhash import xxh3_128
 
 from ragcache_engine.tiers.disk import block_file
 from ragcache_engine.tiers.disk.block_file import Origin
-from ragcache_engine.tiers.disk.key_ring import NONCE_BYTES, KeyRing
+from ragcache_engine.tiers.disk.key_files import NONCE_BYTES
+from ragcache_engine.tiers.disk.key_ring import KeyRing
 
 ORIGIN = Origin("weights", "configuration", "bfloat16", 16, "NHD", "vllm")
 NAME = "ab" * 28
@@ -42,7 +43,8 @@ def measure(folder: Path, size_bytes: int) -> list[list[str]]:
     """Return rows for one size of block."""
     payload, keys = memoryview(os.urandom(size_bytes)), KeyRing(folder, [os.urandom(32)])
     nonce, path, target = bytes(NONCE_BYTES), folder / "block", memoryview(bytearray(size_bytes))
-    sealed = memoryview(keys.encrypt("", nonce, payload, b""))
+    key = keys.key_of("")
+    sealed = memoryview(key.cipher.encrypt(nonce, payload, b""))
 
     def write(with_keys: KeyRing | None) -> None:
         block_file.write(path, ORIGIN, NAME, (), payload, with_keys)
@@ -52,8 +54,8 @@ def measure(folder: Path, size_bytes: int) -> list[list[str]]:
 
     works: dict[str, Callable[[], object]] = {
         "checksum alone": lambda: xxh3_128(payload).digest(),
-        "encrypting alone": lambda: keys.encrypt("", nonce, payload, b""),
-        "decrypting alone": lambda: keys.decrypt("", nonce, sealed, b"", target),
+        "encrypting alone": lambda: key.cipher.encrypt(nonce, payload, b""),
+        "decrypting alone": lambda: keys.decrypt("", key.id, nonce, sealed, b"", target),
         "writing a file": lambda: write(None),
         "reading it": lambda: read(None),
         "writing an encrypted file": lambda: write(keys),

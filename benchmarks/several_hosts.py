@@ -38,7 +38,7 @@ STORE, NEW = 2, 3
 """The places of the hosts that run Redis, and that take a dead one's place."""
 REPORTS, LINES, FAULT_S = 12, 40, 6.0
 SOAK_PAUSE_S = 2.0
-"""An hour is about what adds up in it. Without rests two servers take two cores."""
+"""How long each client of a long soak rests, so that other programs have a part of the cores."""
 READY_S, RECOVERED_S = 300.0, 180.0
 AHEAD = Path(__file__).parent / "hosts" / "ahead"
 OPTIONS = SamplingOptions(max_tokens=8)

@@ -88,9 +88,9 @@ class EngineConfig(BaseModel):
       the prompt is what the pipeline would write without RAGCache; "canonical": sorted by id; "cached":
       cached documents first. The last two reuse more tensors, but change the prompt, and so perhaps the
       answer.
-    dedupe: leave out of a prompt what stands in it further up already: a document of an earlier turn that
-      is found again, or one text under two ids. "[as above]" stands there instead, so the prompt is
-      another one. See Usage.repeated_ids.
+    dedupe: leave out of a prompt what stands further up in it, written in the same way: a document of an
+      earlier turn that is found again, or one text under two ids. "[as above]" stands there instead, so
+      the model reads a changed prompt. See Usage.repeated_ids.
     cache_depth: cache only this many documents from the start of a prompt; None: all.
     reuse: which tensors of a document a prompt may use. "prefix": those computed behind the same tokens,
       so answers never change. "anywhere": the engine stores each document once more in a short prompt of

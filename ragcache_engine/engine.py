@@ -149,6 +149,7 @@ class RAGCacheEngine:
             speculation=config.speculation,
             request_timeout_s=config.request_timeout_s,
             contexts_of=contexts_of,
+            dedupe=config.dedupe,
             may_borrow=config.reuse == "anywhere",
             is_borrowing=lambda: config.reuse == "anywhere" and not idle.is_switched_off(),
             forgotten=forgotten,
@@ -214,7 +215,8 @@ class RAGCacheEngine:
         clear_cache and stats().tiers want an operator's key. A plain vLLM server has no tiers: a
         warning says what is missing.
         api_key: as in EngineConfig. model: raise ModelNotFound if the server serves another one.
-        settings: document_order, speculation, request_timeout_s and chat_template of EngineConfig.
+        settings: document_order, policy, dedupe, speculation, request_timeout_s and chat_template of
+          EngineConfig.
         Raises ServerUnreachable, KeyRefused, ModelNotFound, BackendUnavailable without httpx2, or
         ConfigError and InvalidArgument for what cannot work.
         """

@@ -385,8 +385,8 @@ class Usage(ShownAsTable):
     cached: prompt tokens that were reused; of an answer that goes on after a failed attempt, those that
       the last attempt reused.
     document_ids: the documents recognised in the prompt, in the prompt's order.
-    repeated_ids: the documents whose text stands further up already, once for each time; where
-      EngineConfig.dedupe leaves them out, document_ids has them no more than once.
+    repeated_ids: the documents whose text stands further up in the prompt, written in the same way, once
+      for each time. With EngineConfig.dedupe these places are left out, and are not in document_ids.
     borrowed: tokens taken from another context and not computed anew, by the tier that held them; see
       EngineConfig.reuse. recomputed_tokens: tokens of borrowed documents that were computed anew.
     reused: for each document of a prompt that borrowed, where its tensors came from.
@@ -468,7 +468,7 @@ class Usage(ShownAsTable):
         if self.document_ids:
             rows.append(("documents", _list_some(self.document_ids)))
         if self.repeated_ids:
-            rows.append(("stood there already", _list_some(self.repeated_ids)))
+            rows.append(("repeated documents", _list_some(self.repeated_ids)))
         if self.speculation.outcome is not SpeculationOutcome.NONE:
             rows.append(("begun early", self.speculation.outcome.value))
         known_tokens = self.prompt_tokens if self.has_account else 0

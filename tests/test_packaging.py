@@ -8,6 +8,8 @@ import runpy
 import tomllib
 from pathlib import Path
 
+import pytest
+
 from ragcache_cli.main import main
 
 ROOT = Path(__file__).parents[1]
@@ -96,6 +98,11 @@ def test_every_extra_of_users_is_tried_before_a_release():
     assert extras - tried == {"vllm", "docs", "dev"}  # a GPU's wheel; tools of the clone
     checks = runpy.run_path(str(ROOT / "tools" / "check_extra.py"))["CHECKS"]
     assert set(checks) == set(alone[1].split())
+
+
+def test_what_tries_the_extra_for_encryption_runs():
+    pytest.importorskip("cryptography")
+    runpy.run_path(str(ROOT / "tools" / "check_extra.py"))["CHECKS"]["encryption"]()
 
 
 def test_the_script_that_starts_vllms_python_can_be_executed():

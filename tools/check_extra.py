@@ -59,16 +59,16 @@ def check_encryption() -> None:
     from pathlib import Path
     from tempfile import TemporaryDirectory
 
-    from ragcache_engine.tiers.disk.key_ring import NONCE_BYTES, KeyRing
+    from ragcache_engine.tiers.disk.key_files import NONCE_BYTES
+    from ragcache_engine.tiers.disk.key_ring import KeyRing
 
     text, nonce = TEXT.encode(), bytes(NONCE_BYTES)
     with TemporaryDirectory() as folder:
-        sealed = KeyRing(Path(folder), [bytes(32)]).encrypt("", nonce, memoryview(text), b"")
-        opened = memoryview(bytearray(len(text)))
+        key = KeyRing(Path(folder), [bytes(32)]).key_of("")
+        sealed, opened = key.cipher.encrypt(nonce, text, b""), memoryview(bytearray(len(text)))
         assert text not in sealed
-        assert KeyRing(Path(folder), [bytes(32)]).decrypt(
-            "", nonce, memoryview(sealed), b"", opened
-        )
+        again = KeyRing(Path(folder), [bytes(32)])
+        assert again.decrypt("", key.id, nonce, memoryview(sealed), b"", opened)
         assert bytes(opened) == text
 
 

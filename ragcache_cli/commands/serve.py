@@ -161,7 +161,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--doors",
         type=WholeNumber(),
         metavar="N",
-        help="how many processes share the clients' connections (1)",
+        help="how many processes check and pass on requests (1)",
     )
     fleet.add_argument(
         "--routing", choices=ROUTINGS, help=f"how prompts find a replica ({ROUTINGS[0]})"

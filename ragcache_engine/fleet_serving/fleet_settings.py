@@ -20,7 +20,7 @@ class FleetSettings:
     server_arguments: of `python`, for one server; vLLM's own arguments may follow.
     environment: variables that a server needs: where its keys are, and its limits.
     replicas: how many servers; max_replicas: how many there may be, by the load. routing: of ROUTINGS.
-    doors: how many processes share the clients' connections, on the head.
+    doors: how many processes on the head check and pass on requests.
     replica_characters: how many characters of text a replica holds in device and host memory; None if not
       known.
     replica_gpus, replica_cpus: what Ray sets aside for each. splits_cores: whether replicas on one

@@ -27,9 +27,10 @@ class Shortened(NamedTuple):
     cuts: tuple[Span, ...]
 
     def place(self, at: int) -> int:
-        """Return where a character of the whole prompt stands now; in a cut, at most at its end."""
-        gone = (min(at, cut.end) - cut.start - len(AS_ABOVE) for cut in self.cuts)
-        return at - sum(max(0, characters) for characters in gone)
+        """Return where a character of the whole prompt stands now; of a cut one, the end of AS_ABOVE."""
+        before = [cut for cut in self.cuts if cut.start < at]
+        gone = sum(len(cut) - len(AS_ABOVE) for cut in before)
+        return max(at, before[-1].end) - gone if before else at
 
 
 def find_repeats(prompt: str, spans: Sequence[Span]) -> tuple[Span, ...]:

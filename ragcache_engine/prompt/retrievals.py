@@ -153,10 +153,11 @@ class RetrievalLog:
                     )
                     self._entries[number] = replace(entry, retrieval=retrieval, landmarks=landmarks)
 
-    def match(self, prompt: str, tenant: str | None = None) -> PromptMatch:
+    def match(self, prompt: str, tenant: str | None = None, *, claims: bool = True) -> PromptMatch:
         """Recognise remembered documents in the prompt, and claim the retrieval it was made from.
 
-        tenant: whose prompt it is. What other tenants retrieved takes no part.
+        tenant: whose prompt it is. What other tenants retrieved takes no part. claims: False leaves the
+          retrieval unclaimed, and out of the result.
 
         A retrieval can be claimed once, so that its time counts once. Of the unclaimed retrievals with
         documents in the prompt, those whose question stands there come first, then those with most
@@ -180,7 +181,8 @@ class RetrievalLog:
         if not found:
             return PromptMatch(spans)
         corpora = _find_corpora(entries, prompt, words, found)
-        return PromptMatch(spans, self._claim(prompt, words, tenant, found), corpora)
+        claimed = self._claim(prompt, words, tenant, found) if claims else None
+        return PromptMatch(spans, claimed, corpora)
 
     def _claim(
         self, prompt: str, words: frozenset[str], tenant: str | None, found: dict[str, int]

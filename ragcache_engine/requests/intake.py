@@ -42,14 +42,17 @@ from ragcache_engine.values import (
 class RememberedRetrievals(Protocol):
     """What was retrieved lately, as prompts need it; see RetrievalTracker."""
 
-    def match(self, prompt: str, tenant: str | None) -> PromptMatch:
-        """Recognise remembered documents in the prompt, and the retrieval that led to it."""
+    def match(self, prompt: str, tenant: str | None, *, claims: bool = True) -> PromptMatch:
+        """Recognise remembered documents in the prompt, and the retrieval that led to it if it claims."""
 
     def note_named(self) -> None:
         """Note that the caller of a prompt names its documents, which need no recognising."""
 
-    def learn(self, retrieval: Retrieval, request: BackendRequest) -> None:
-        """Learn from a prompt in which order documents come, and how its chain writes prompts."""
+    def learn(self, retrieval: Retrieval, request: BackendRequest, written: str) -> None:
+        """Learn from a prompt in which order documents come, and how its chain writes prompts.
+
+        written: the prompt as the chain wrote it.
+        """
 
     def count_hits(
         self, retrieval: Retrieval | None, request: BackendRequest, usage: Usage
@@ -87,10 +90,13 @@ class PromptIntake:
         exact: bool = False,
         recompute_ratio: float | None = None,
         planned: int | None = None,
+        *,
+        is_chains: bool = True,
     ) -> PreparedRequest:
         """Check and tokenise a prompt, and find its documents; see RAGCacheEngine.generate.
 
-        planned: the ForgetLog's moment when the documents were found, if that was earlier.
+        planned: the ForgetLog's moment when the documents were found, if that was earlier. is_chains:
+          whether a chain wrote the prompt; the engine's own are computed as they are.
         Raises InvalidArgument, EmptyPrompt, PromptTooLong, UnsupportedGuide,
         EngineClosed or EngineInOtherProcess.
         """
@@ -119,12 +125,11 @@ class PromptIntake:
         request_id = self._runtime.next_request_id()
         if options.guide:
             self._runtime.backend.check(options)
-        match = None
-        if self._dedupe:
-            match = self._match(prompt, documents, tenant)
-            short = leave_out_repeats(prompt, match.spans)
-            prompt, match = short.text, replace(match, spans=short.spans)
-            repeats = short.cuts
+        written, short = prompt, None
+        if self._dedupe and is_chains:
+            found = self._match(written, documents, tenant, claims=False)
+            short = leave_out_repeats(written, found.spans)
+            prompt = short.text
             if chat_prompt is not None:
                 points = ((short.place(at), for_s) for at, for_s in chat_prompt.cache_points)
                 chat_prompt = ChatPrompt(prompt, chat_prompt.template_args, tuple(points))
@@ -133,9 +138,10 @@ class PromptIntake:
         if not self._runtime.backend.reads_text:
             tokenized = self._runtime.pipeline.tokenize(prompt, options.add_special_tokens)
         self._require_fitting(prompt, tokenized)
-        if match is None:
-            match = self._match(prompt, documents, tenant)
-            repeats = find_repeats(prompt, match.spans)
+        match = self._match(written, documents, tenant)
+        repeats = find_repeats(written, match.spans) if short is None else short.cuts
+        if short is not None:
+            match = replace(match, spans=short.spans)
         names = [span.document_id for span in match.spans]
         retrieval = match.retrieval
         request = BackendRequest(
@@ -158,17 +164,25 @@ class PromptIntake:
             question_s=retrieval.started_s if retrieval else called_s,
             called_s=called_s,
             search_number=retrieval.search_number if retrieval else None,
-            learn=partial(self._retrievals.learn, retrieval, request) if retrieval else None,
+            learn=(
+                partial(self._retrievals.learn, retrieval, request, written) if retrieval else None
+            ),
             count_hits=partial(self._retrievals.count_hits, retrieval, request),
         )
 
     def _match(
-        self, prompt: str, documents: Sequence[Document] | None, tenant: str | None
+        self,
+        prompt: str,
+        documents: Sequence[Document] | None,
+        tenant: str | None,
+        *,
+        claims: bool = True,
     ) -> PromptMatch:
         """Find the documents in a prompt. documents: those that its caller names."""
         if documents is None:
-            return self._retrievals.match(prompt, tenant)
-        self._retrievals.note_named()
+            return self._retrievals.match(prompt, tenant, claims=claims)
+        if claims:
+            self._retrievals.note_named()
         return PromptMatch(find_documents(prompt, documents))
 
     def tokenize(self, prompt: str, add_special_tokens: bool) -> TokenizedPrompt:

@@ -58,6 +58,7 @@ class Runtime:
         speculation: SpeculationMode,
         request_timeout_s: float,
         contexts_of: ContextsOf = without_contexts,
+        dedupe: bool = False,
         may_borrow: bool = False,
         is_borrowing: Callable[[], bool] = lambda: False,
         forgotten: ForgetLog | None = None,
@@ -75,6 +76,7 @@ class Runtime:
             next_request_id=self.next_request_id,
             sign_of_life=heartbeat.beat,
             contexts_of=contexts_of,
+            dedupe=dedupe,
             may_borrow=may_borrow,
             is_borrowing=is_borrowing,
         )

@@ -261,10 +261,10 @@ class RetrievalTracker:
         tell = self._runtime.pipeline.candidates
         self._runtime.call_soon(partial(tell, search, documents, name, learn))
 
-    def match(self, prompt: str, tenant: str | None) -> PromptMatch:
-        """Recognise remembered documents in the prompt, and the retrieval that led to it."""
-        match = self._log.match(prompt, tenant)
-        if match.spans:
+    def match(self, prompt: str, tenant: str | None, *, claims: bool = True) -> PromptMatch:
+        """Recognise remembered documents in the prompt, and the retrieval that led to it if it claims."""
+        match = self._log.match(prompt, tenant, claims=claims)
+        if match.spans and claims:
             self._unused.note_use()
         return match
 
@@ -310,8 +310,11 @@ class RetrievalTracker:
         may_guess = self._templates.may_guess(chain, tenant=tenant, are_chosen=True)
         return render if may_guess else None
 
-    def learn(self, retrieval: Retrieval, request: BackendRequest) -> None:
-        """Learn from a prompt in which order documents come, and how its chain writes prompts."""
+    def learn(self, retrieval: Retrieval, request: BackendRequest, written: str) -> None:
+        """Learn from a prompt in which order documents come, and how its chain writes prompts.
+
+        written: the prompt as the chain wrote it.
+        """
         if self._ordering:
             found = {document.id: document for document in retrieval.documents}
             self._ordering.note_prompt(
@@ -321,8 +324,7 @@ class RetrievalTracker:
             return
         documents = retrieval.documents
         places = {name: place for place, name in enumerate(request.document_ids)}
-        text = request.prompt.text
-        chosen = [one for one in documents if one.id in places or one.text.strip() in text]
+        chosen = [one for one in documents if one.id in places or one.text.strip() in written]
         is_choice = len(chosen) < len(documents)
         if is_choice:  # what chose the documents orders them as well
             last = len(places)
@@ -332,7 +334,7 @@ class RetrievalTracker:
                 retrieval.chain,
                 retrieval.question,
                 documents,
-                request.prompt.text,
+                written,
                 request.options,
                 retrieval.template,
                 tenant=request.tenant,

@@ -73,6 +73,7 @@ class Pipeline:
         next_request_id: Callable[[], str],
         sign_of_life: Callable[[], None],
         contexts_of: ContextsOf = without_contexts,
+        dedupe: bool = False,
         may_borrow: bool = False,
         is_borrowing: Callable[[], bool] = lambda: False,
         unclaimed_s: float = UNCLAIMED_S,
@@ -87,7 +88,7 @@ class Pipeline:
         self._is_closed = False
         self._load = PrefillLoad()
         self._registry = SearchRegistry(most_unclaimed)
-        self._planner = RequestPlanner(backend, templates, next_request_id, contexts_of)
+        self._planner = RequestPlanner(backend, templates, next_request_id, contexts_of, dedupe)
         self._estimators = ChainEstimators(is_automatic=is_automatic)
         self._runner = SpeculationRunner(
             backend,

@@ -6,7 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from ragcache_engine.anywhere.neighbours import ContextsOf, without_contexts
-from ragcache_engine.prompt import Guess, TemplateBook, find_documents, token_segments
+from ragcache_engine.prompt import (
+    Guess,
+    TemplateBook,
+    find_documents,
+    leave_out_repeats,
+    token_segments,
+)
 from ragcache_engine.protocols import Backend, BackendRequest, PromptText
 from ragcache_engine.speculation.generation import Speculation
 from ragcache_engine.speculation.tracked_search import TrackedSearch
@@ -17,7 +23,8 @@ class RequestPlanner:
     """Write, tokenise and segment expected prompts.
 
     templates: what the prompts of each chain look like. next_request_id: names requests to the backend.
-    contexts_of: returns the contexts of a prompt's documents, as in BackendRequest.
+    contexts_of: returns the contexts of a prompt's documents, as in BackendRequest. dedupe: as in
+      EngineConfig.
     context_tokens: the size of the model's context. The planner plans no prompt that leaves no room for
       an answer. Before the model has started the size is 0, so it plans nothing.
     """
@@ -28,7 +35,9 @@ class RequestPlanner:
         templates: TemplateBook,
         next_request_id: Callable[[], str],
         contexts_of: ContextsOf = without_contexts,
+        dedupe: bool = False,
     ) -> None:
+        self._dedupe = dedupe
         self._backend = backend
         self._templates = templates
         self._next_request_id = next_request_id
@@ -111,6 +120,8 @@ class RequestPlanner:
     ) -> BackendRequest | None:
         """Return the request for a prompt that may yet be revoked; None if it does not fit."""
         spans = find_documents(text, documents)
+        if self._dedupe:
+            text, spans, _ = leave_out_repeats(text, spans)
         names = [document.id for document in documents]
         corpora = {} if search.corpus is None else dict.fromkeys(names, search.corpus)
         tokenized = None

@@ -74,6 +74,7 @@ class Prefiller:
             False,
             self._recompute_ratio,
             self._planned,
+            is_chains=False,
         )
         return replace(prepared, request=replace(prepared.request, makes_donors=True))
 

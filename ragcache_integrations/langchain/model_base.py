@@ -143,6 +143,7 @@ def engine_fingerprint(config: EngineConfig) -> str:
         config.chat_template,
         config.tool_parser,
         config.reasoning_parser,
+        config.dedupe,
         (config.reuse, config.recompute_ratio, config.donors),
         sorted(config.vllm_args.items()),
     )

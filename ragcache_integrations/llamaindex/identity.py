@@ -25,6 +25,7 @@ def fingerprint(config: EngineConfig, llm: LLM) -> str:
         config.tool_parser,
         config.reasoning_parser,
         config.document_order,
+        config.dedupe,
         [config.reuse, config.recompute_ratio, config.donors],
         {name: repr(value) for name, value in sorted(config.vllm_args.items())},
         # LlamaIndex leaves these out of what it saves.

@@ -47,7 +47,7 @@ def test_what_was_found_in_an_earlier_turn_is_counted_as_found_again(engine: RAG
 
 
 def test_turns_are_borrowed_once_they_stood_in_an_earlier_prompt(engine: RAGCacheEngine):
-    rows = play(engine, TURNS, "anna")
+    rows = play(engine, TURNS, "anna", 0.0)
     exact = [row for row in rows if row["ratio"] is None]
     assert [row["turn"] for row in exact] == [*range(len(TURNS))]
     assert not any(row["borrowed"] for row in exact)

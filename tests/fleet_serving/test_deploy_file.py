@@ -51,6 +51,15 @@ def test_the_door_stands_on_the_head():
     assert ingress_options(SETTINGS)["ray_actor_options"]["resources"] == {ON_HEAD: 0.001}
 
 
+def test_several_doors_share_what_the_fleet_takes():
+    pytest.importorskip("ray.serve")
+    from ragcache_engine.fleet_serving.application import ingress_options
+
+    settings = FleetSettings(("server",), replicas=3, doors=2, max_requests=7)
+    assert ingress_options(settings)["num_replicas"] == 2
+    assert settings.most_requests_of_a_door == 4
+
+
 @pytest.mark.parametrize(
     "changes",
     [{"replicas": 0}, {"replicas": 3, "max_replicas": 2}, {"routing": "nearest"}, {"doors": 0}],

@@ -67,4 +67,6 @@ def test_each_text_stands_once_and_every_other_character_keeps_its_place(
         if at not in left_out:
             assert short.text[short.place(at)] == character
     assert short.place(len(prompt)) == len(short.text)
-    assert all(short.text[: short.place(cut.end)].endswith(AS_ABOVE) for cut in short.cuts)
+    for cut in short.cuts:
+        for at in range(cut.start + 1, cut.end + 1):
+            assert short.text[: short.place(at)].endswith(AS_ABOVE)

@@ -55,6 +55,13 @@ def test_the_first_prompt_made_from_a_retrieval_claims_it_and_the_next_does_not(
     assert [span.document_id for span in again.spans] == ["cats"]
 
 
+def test_a_look_that_claims_nothing_leaves_the_retrieval_to_the_next():
+    log = log_of(found := retrieval("Why?", "cats"))
+    looked = log.match(prompt("Why?", "cats"), claims=False)
+    assert ([span.document_id for span in looked.spans], looked.retrieval) == (["cats"], None)
+    assert log.match(prompt("Why?", "cats")).retrieval is found
+
+
 def test_of_two_retrievals_of_the_same_documents_each_prompt_claims_its_own_question():
     first, second = retrieval("Why sleep?", "cats"), retrieval("Why purr?", "cats")
     log = log_of(first, second)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -76,7 +78,7 @@ def test_a_document_of_an_earlier_turn_that_is_found_again_is_told(make_engine):
     answer = make_engine().generate(TURNS, [TIDES, SALT])
     assert answer.usage.document_ids == ("tides", "salt", "tides")
     assert answer.usage.repeated_ids == ("tides",)
-    assert "stood there already" in str(answer.usage)
+    assert "repeated documents" in str(answer.usage)
 
 
 def test_with_dedupe_it_is_left_out_of_the_prompt(make_engine):
@@ -117,3 +119,22 @@ def test_cache_points_stand_where_they_stood_in_the_text(make_engine):
     [(at, _)] = prepared.chat_prompt.cache_points
     assert prepared.chat_prompt[:at].endswith("[as above]\nAnd the salt?")
     assert prepared.chat_prompt[at:].startswith("\nTell.")
+
+
+@pytest.mark.parametrize("make_engine", ["server"], indirect=True)  # memory's clock stands still
+def test_a_prompt_that_is_refused_leaves_its_retrieval_to_the_next(make_engine):
+    engine = make_engine(dedupe=True)
+    with engine.retrieval("And the salt?") as retrieval:
+        time.sleep(0.01)
+        retrieval.found([SALT, TIDES])
+    with pytest.raises(PromptTooLong):
+        engine.generate(TURNS + "word " * 5_000_000)
+    assert engine.generate(TURNS).usage.retrieval_s > 0
+
+
+def test_what_the_engine_computes_of_its_own_is_computed_as_it_is():
+    twice = [replace(TIDES, id=name) for name in ("tides", "copy")]
+    config = EngineConfig(backend="memory", host_cache=1 << 30, dedupe=True)
+    with RAGCacheEngine(config) as engine:
+        [kept] = engine.keep([twice], template="{context}\n\n{question}")
+        assert kept.documents == ("tides", "copy")

@@ -10,6 +10,7 @@ import time
 import weakref
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -110,6 +111,14 @@ def test_an_answer_begun_on_provisional_documents_is_adopted(
     assert early.usage.speculation.outcome is ADOPTED
     assert engine.stats().speculation.adopted == 1
     assert engine.stats().speculation.wasted_prefill_tokens == 0
+
+
+def test_a_guess_leaves_out_what_its_prompt_leaves_out(engine_on: EngineOn):
+    engine = engine_on(MemoryBackend(reply), speculation="on", dedupe=True)
+    found = [A, replace(A, id="copy"), B]
+    usages = [ask(engine, question, found, found).usage for question in ("Why?", "When?")]
+    assert [usage.speculation.outcome for usage in usages] == [ADOPTED] * 2
+    assert [usage.repeated_ids for usage in usages] == [("copy",)] * 2
 
 
 def test_only_what_the_search_may_take_back_is_called_provisional(engine_on: EngineOn):

@@ -37,7 +37,7 @@ NO_STAMPS: Mapping[str, str] = {}
 
 
 class KeyFiles:
-    """The keys of one folder below one master key. Any thread may call its methods.
+    """The keys of one folder below one master key. One call of `find` or `replace` at a time.
 
     masters: the master key, and before it was changed earlier ones, whose files are encrypted anew. Those
       of the earlier ones go once nobody names them any more: engines that still have one go on.

@@ -106,6 +106,13 @@ def test_another_chat_template_is_another_model(engine_on):
     assert plain._get_llm_string() != other._get_llm_string()
 
 
+def test_an_engine_that_leaves_out_repeats_is_another_model(engine_on):
+    plain, other = (
+        ChatRAGCache(engine=engine_on(MemoryBackend(), dedupe=dedupe)) for dedupe in (False, True)
+    )
+    assert plain._get_llm_string() != other._get_llm_string()
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_identifies_an_engine_shows_none_of_its_arguments(engine_on, kind):
     engine = engine_on(MemoryBackend(), vllm_args={"hf_token": "hf_secret"})

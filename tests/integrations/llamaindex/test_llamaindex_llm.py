@@ -329,8 +329,8 @@ def test_it_is_restored_on_an_engine(engine):
         assert restored.complete(PROMPT).text == llm.complete(PROMPT).text
 
 
-def make_llm(model="any", vllm_args=None, **options):
-    config = EngineConfig(model=model, backend="memory", vllm_args=vllm_args or {})
+def make_llm(model="any", vllm_args=None, dedupe=False, **options):
+    config = EngineConfig(model=model, backend="memory", dedupe=dedupe, vllm_args=vllm_args or {})
     return RAGCacheLLM(engine=config, temperature=0, **options)
 
 
@@ -341,6 +341,7 @@ def completion_in_capitals(prompt):
 OTHERS = {
     "another model": {"model": "another"},
     "another precision": {"vllm_args": {"dtype": "float16"}},
+    "prompts without repeats": {"dedupe": True},
     "another temperature": {"seed": 3},
     "another form of the prompt": {"completion_to_prompt": completion_in_capitals},
     "another wrapper": {"query_wrapper_prompt": PromptTemplate("Say: {query_str}")},
