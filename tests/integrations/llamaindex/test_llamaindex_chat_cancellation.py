@@ -134,12 +134,12 @@ def test_a_chat_that_is_left_remembers_the_part_that_was_made(chat, returns):
 
 
 def aleave(chat, leave):
-    """Read one token of a chat, and leave. Return whether that took less than 5 s."""
+    """Read one token of a chat, and leave. Return whether that ended: within half a minute at most."""
 
     async def run():
         response = await chat.astream_chat(QUESTION)
         leaving = asyncio.create_task(leave(response))
-        done, _ = await asyncio.wait({leaving}, timeout=5)
+        done, _ = await asyncio.wait({leaving}, timeout=30)
         return bool(done)
 
     return asyncio.run(run())
