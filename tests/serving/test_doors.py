@@ -244,6 +244,16 @@ def test_an_operator_names_the_tenant_itself(server: MemoryServer):
     assert body["cache_salt"] == "shop"
 
 
+@pytest.mark.parametrize("salt", ["anna@example.com", "a/b", "a\\b", "a" * 123])
+def test_a_salt_that_vllm_would_not_take_is_refused_by_name(server: MemoryServer, salt: str):
+    body = {"prompt": "Why?", "cache_salt": salt}
+    headers = {"Authorization": f"Bearer {SHOP}"}
+    answer = httpx2.post(f"{server.url}/v1/completions", json=body, headers=headers)
+    assert answer.status_code == 400
+    assert "none of @, / and" in answer.json()["error"]["message"]
+    assert not server.seen
+
+
 def test_a_tenant_says_nothing_that_only_operators_may_say(server: MemoryServer):
     body = seen(
         server,
