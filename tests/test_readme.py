@@ -147,3 +147,18 @@ def test_links_into_the_repository_lead_somewhere():
     assert links
     missing = [link for link in links if not (README.parent / link).exists()]
     assert missing == []
+
+
+def test_results_that_a_page_names_are_kept():
+    pages = [README, README.with_name("CHANGELOG.md"), *(README.parent / "docs").rglob("*.md")]
+    named = {
+        (page.name, path)
+        for page in pages
+        for path in re.findall(r"`(benchmarks/results/[\w./-]+)`", page.read_text(encoding="utf-8"))
+    }
+    assert named
+    # gpu-DATE stands for a run of the reader's.
+    missing = {
+        one for one in named if not (README.parent / one[1]).exists() and "DATE" not in one[1]
+    }
+    assert missing == set()
