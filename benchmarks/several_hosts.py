@@ -301,8 +301,8 @@ def soak(engines: Sequence[RAGCacheEngine], minutes: float) -> tuple[list[str], 
         print(f"\r{number} forgotten, {served} served", end="", flush=True)
     line = (
         f"{number:,} documents forgotten in {minutes:g} minutes, {fetched:,} of them fetched before: "
-        f"{served} served afterwards; gone after {slowest_s:.1f} s at most. The second host's clock was an hour "
-        "ahead."
+        f"{served} served afterwards; gone after {slowest_s:.1f} s at most. The second host's clock "
+        "was an hour ahead."
     )
     return [line], not served
 
