@@ -121,7 +121,6 @@ def count(engine: RAGCacheEngine, turns: Sequence[Turn]) -> list[Row]:
     history, seen, messages, rows = "", set[str](), SYSTEM.rstrip() + END, []
     for turn in turns:
         prompt = tokens(write(turn, [history]))
-        found = [tokens(one.text) for one in turn.passages]
         again = [tokens(one.text) for one in turn.passages if one.id in seen]
         seen |= {one.id for one in turn.passages}
         texts = SEPARATOR.join(one.text for one in turn.passages)
@@ -131,7 +130,7 @@ def count(engine: RAGCacheEngine, turns: Sequence[Turn]) -> list[Row]:
                 "prompt": prompt,
                 "history": tokens(history) if history else 0,
                 "whole": tokens(messages),
-                "passages": len(found),
+                "passages": len(turn.passages),
                 "again": len(again),
                 "again_tokens": sum(again),
             }
@@ -207,7 +206,7 @@ def main() -> None:
     model = asked.model or str(demo_model())
     config = EngineConfig(
         model=model,
-        device_cache=ByteSize(4 << 30),
+        device_cache=ByteSize(1 << 30),
         reuse="anywhere",
         donors="any",
         recompute_ratio=0.0,

@@ -139,7 +139,7 @@ class PromptIntake:
             tokenized = self._runtime.pipeline.tokenize(prompt, options.add_special_tokens)
         self._require_fitting(prompt, tokenized)
         match = self._match(written, documents, tenant)
-        repeats = find_repeats(written, match.spans) if short is None else short.cuts
+        repeats = find_repeats(written, match.spans)
         if short is not None:
             match = replace(match, spans=short.spans)
         names = [span.document_id for span in match.spans]
