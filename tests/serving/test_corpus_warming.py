@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Collection, Iterator
 from pathlib import Path
 
 import httpx2
@@ -137,16 +137,33 @@ def test_a_document_that_was_removed_is_not_computed_and_begins_no_prompt(server
     assert not any("page 0" in one.tokens.text for one in computed(server))
 
 
-def test_for_a_tenant_that_is_forgotten_meanwhile_nothing_more_is_computed(server):
+def test_for_a_tenant_that_is_forgotten_meanwhile_nothing_more_is_computed(server, monkeypatch):
     ask(server, 0, 1)
+    generate, forget, answered = (
+        server.backend.generate,
+        server.backend.forget,
+        len(computed(server)),
+    )
+    begun, forgetting = asyncio.Event(), []
+
+    async def forget_and_tell(document_ids: Collection[str]) -> None:
+        begun.set()
+        await forget(document_ids)
+
+    async def generate_meanwhile(request: BackendRequest) -> AsyncGenerator[Delta, None]:
+        if len(computed(server)) == answered + 2:
+            forgetting.append(asyncio.create_task(operator.aforget_tenant("shop")))
+            await begun.wait()
+        async for delta in generate(request):
+            yield delta
+
+    monkeypatch.setattr(server.backend, "forget", forget_and_tell)
+    monkeypatch.setattr(server.backend, "generate", generate_meanwhile)
     with RAGCacheEngine.connect(server.url, api_key=OPERATOR) as operator:
-
-        def forget_at(done: int, of: int) -> None:
-            if done == 2:
-                operator.forget_tenant("shop")
-
-        warmed = corpora_of(server).warm("sea", done=forget_at)
-    assert warmed.left_out
+        warmed = corpora_of(server).warm("sea")
+        assert eventually(forgetting[0].done)
+    assert warmed == CorpusWarmed(prepared=3, left_out=3, why=warmed.why)
+    assert all("forgotten" in why for _, why in warmed.why)
     headers = {"Authorization": f"Bearer {OPERATOR}"}
     told = httpx2.post(f"{server.url}/ragcache/tree", json={"documents": 50}, headers=headers)
     assert told.json()["tree"]["documents"] == []
