@@ -16,6 +16,9 @@ from ragcache_engine.errors import InvalidArgument, PromptTooLong
 
 T = TypeVar("T")
 
+LONGEST_SALT, NOT_IN_SALTS = 128, frozenset("@/\\\0")
+"""What vLLM takes as one: see validate_cache_salt in its entrypoints/generate/base/protocol.py."""
+
 CHARACTERS_PER_TOKEN = 16
 """How many characters a prompt may have for each token of the model's context. Texts have three to six:
 whoever sends more wants megabytes tokenised only to hear that they are too many."""
@@ -158,6 +161,15 @@ def require_hashable(value: T, name: str) -> T:
     except TypeError:
         raise InvalidArgument(f"{name} must be hashable, got {shown(value)}") from None
     return value
+
+
+def require_salt(value: object) -> None:
+    """Raise InvalidArgument for a text that vLLM's server takes as no `cache_salt`."""
+    if isinstance(value, str) and (len(value) > LONGEST_SALT or not NOT_IN_SALTS.isdisjoint(value)):
+        raise InvalidArgument(
+            f"a cache_salt, a server's name of a tenant, has {LONGEST_SALT} characters at most, with the "
+            f"tenant of the key before it, and none of @, / and \\: {shown(value)} has {len(value)}"
+        )
 
 
 def _has_same_name(kind: type, value: Any) -> bool:

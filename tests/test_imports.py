@@ -164,6 +164,7 @@ MAY_IMPORT = {
         "protocols",
         "simulation",
         "values",
+        "checks",
         "errors",
         "knowledge",
         "tiers",

@@ -31,7 +31,7 @@ from typing import Any
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive
 
-from ragcache_engine.checks import require_short_text, require_text
+from ragcache_engine.checks import require_salt, require_short_text, require_text
 from ragcache_engine.corpora.document import Change, Registered, require_corpus_name
 from ragcache_engine.corpora.learned import CORPUS as LEARNED
 from ragcache_engine.corpora.registered import Corpora, ListedDocument
@@ -123,6 +123,7 @@ class CorpusRoutes:
             case "POST", "warm":
                 said = parse_body(WarmBody, body or b"{}")
                 tenant = caller.tenant_for(said.cache_salt)
+                require_salt(tenant)
                 order = None if said.keep is None else make_keep_order(said.keep, owner, served)
                 make = partial(CorpusWarming, owner, tenant, name, said.ids, served, order)
                 warming = await run(make)

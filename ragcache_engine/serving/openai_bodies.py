@@ -19,6 +19,7 @@ from pydantic_core import from_json
 from ragcache_engine.chat import check_template_args
 from ragcache_engine.checks import (
     CHARACTERS_PER_TOKEN,
+    require_salt,
     require_short_prompt,
     shown,
 )
@@ -43,8 +44,6 @@ RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
 TOKENIZE, DETOKENIZE = "/tokenize", "/detokenize"
 SALTED = {COMPLETIONS, CHAT, RESPONSES, MESSAGES}
 """The paths that take a `cache_salt`, which keeps tenants apart."""
-LONGEST_SALT, NOT_IN_SALTS = 128, frozenset("@/\\\0")
-"""What vLLM takes as one: see validate_cache_salt in its entrypoints/generate/base/protocol.py."""
 
 TRANSFER, DOCUMENTS, SEGMENTS, EXACT = "kv_transfer_params", "documents", "segments", "exact"
 STARTS = "starts"
@@ -162,7 +161,7 @@ async def rewrite_body(
         named = _name(await served.tokenizers.run(map_to_tokens))
     if caller.tenant is not None:
         said, is_changed = _confine(path, said, ours, caller), True
-    _require_salt(said.get("cache_salt"))
+    require_salt(said.get("cache_salt"))
     written = json.dumps(said).encode() if is_changed else body
     await _require_readable(path, written, served)
     found, readable = None, said
@@ -289,15 +288,6 @@ def _require_bounded(said: dict[str, Any], ours: dict[str, Any]) -> None:
             )
     if isinstance(arguments := said.get(TEMPLATE_ARGS), dict):
         check_template_args(arguments)
-
-
-def _require_salt(salt: object) -> None:
-    """Raise InvalidArgument for what vLLM takes as no `cache_salt`. salt: as vLLM will see it."""
-    if isinstance(salt, str) and (len(salt) > LONGEST_SALT or not NOT_IN_SALTS.isdisjoint(salt)):
-        raise InvalidArgument(
-            f"a cache_salt has {LONGEST_SALT} characters at most, with the tenant's name before it, and "
-            f"none of @, / and \\: {shown(salt)} has {len(salt)}"
-        )
 
 
 def _read_object(body: bytes) -> dict[str, Any]:

@@ -14,7 +14,13 @@ from waiting import eventually
 from ragcache_engine import RAGCacheEngine
 from ragcache_engine.backends.memory import MemoryBackend
 from ragcache_engine.corpora import CorpusWarmed, Registered, ServerCorpora
-from ragcache_engine.errors import EngineDied, EngineError, UnknownDocument, UnknownTemplate
+from ragcache_engine.errors import (
+    EngineDied,
+    EngineError,
+    InvalidArgument,
+    UnknownDocument,
+    UnknownTemplate,
+)
 from ragcache_engine.protocols import BackendRequest, Delta
 
 LINE = "Page {0} tells of the sea at depth {0}, where it is cold and dark, and of its fish. "
@@ -114,6 +120,14 @@ def test_a_corpus_that_is_not_there_or_is_anothers_is_named(server):
         corpora_of(server).warm("land")
     with pytest.raises(UnknownDocument, match="no corpus 'sea'"):
         corpora_of(server, PRESS).warm("sea")
+
+
+def test_no_corpus_is_warmed_for_a_salt_that_no_prompt_can_have(server):
+    ask(server, 0, 1)
+    for salt in ("anna@example.com", "a" * 123):
+        with pytest.raises(InvalidArgument, match="none of @, / and"):
+            corpora_of(server).warm("sea", cache_salt=salt)
+    assert not computed(server)
 
 
 def test_a_document_that_is_too_long_is_left_out_and_the_others_are_computed(server):

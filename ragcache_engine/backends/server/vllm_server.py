@@ -11,6 +11,7 @@ from typing import Any
 
 from ragcache_engine.backends.server.connection import Connection, read_error
 from ragcache_engine.chat import CallReader, ToolReader
+from ragcache_engine.checks import require_salt
 from ragcache_engine.errors import (
     BadRequest,
     EmptyPrompt,
@@ -171,6 +172,7 @@ class VLLMServerBackend:
         if options.guide:
             body["structured_outputs"] = _write_guide(options.guide)
         if request.tenant is not None:
+            require_salt(request.tenant)
             body["cache_salt"] = request.tenant
         return body
 

@@ -15,6 +15,7 @@ from ragcache_engine import (
     Document,
     EmptyPrompt,
     Guide,
+    InvalidArgument,
     OperatorsOnly,
     PromptTooLong,
     RAGCacheEngine,
@@ -140,6 +141,24 @@ def test_a_plain_server_keeps_tenants_apart_and_tells_what_it_had_cached(
         return stock_client.generate(prompt, [WITH], tenant=tenant).usage.cached.total
 
     assert [cached("shop"), cached("shop") > 0, cached("press")] == [0, True, 0]
+
+
+@pytest.mark.parametrize(
+    "salt", ["a" * 128, "a" * 129, "anna@example.com", "a/b", "a\\b", "user:42"]
+)
+def test_a_tenant_is_refused_by_name_exactly_where_vllms_server_takes_no_such_salt(
+    stock_client: RAGCacheEngine, stock_server: RealServer, salt: str
+):
+    body = {"model": "smol", "prompt": "Why?", "max_tokens": 1, "cache_salt": salt}
+    taken = httpx2.post(f"{stock_server.url}/v1/completions", json=body, timeout=60).is_success
+    assert taken == (salt in ("a" * 128, "user:42"))
+    if taken:
+        assert stock_client.generate(
+            "Why?", options=SamplingOptions(max_tokens=1), tenant=salt
+        ).token_ids
+    else:
+        with pytest.raises(InvalidArgument, match="none of @, / and"):
+            stock_client.generate("Why?", options=SamplingOptions(max_tokens=1), tenant=salt)
 
 
 def test_a_client_that_leaves_frees_its_request_on_the_server(
