@@ -141,6 +141,7 @@ def _play_part(
     for worker in workers:
         if part.warm and worker.system.key != OFF.key:
             worker.play(choose_warming(prefilled, worker.system), at_once=4)
+            worker.ask("rest")
             bench.say(f"{part.trace.name}: {worker.system.name} is warm")
     capacity = None
     if any(load.rate for load in part.loads):
@@ -206,6 +207,7 @@ def _play_once(
     taken = {other.system.key: other.cpu_s() - cpu_s[other.system.key] for other in workers}
     foreign_s = machine_s() - busy_s - sum(taken.values())
     own_s = taken.pop(worker.system.key)
+    worker.ask("rest")  # what it prepares in idle time would slow down the others
     return Play(
         part=part.name,
         trace=part.trace.name,

@@ -24,6 +24,7 @@ from ragcache_integrations.answer_facts import report_of
 WARM_UP = "Hello."
 """A question shorter than a block: it readies the engine and leaves nothing in the cache."""
 CLEAR_TRIES = 200
+MOST_REST_S = 120.0
 
 
 class RunningSystem:
@@ -163,6 +164,15 @@ class RunningSystem:
             llm = self._llm.bind(max_tokens=max_tokens, ignore_eos=ignore_eos)
             self._chains[key] = langchain_chain(self._retriever, llm, self._form)
         return self._chains[key]
+
+    async def rest(self) -> None:
+        """Wait until the engine has prepared what the latest questions left for idle time."""
+        deadline = time.monotonic() + MOST_REST_S
+        while self._engine and time.monotonic() < deadline:
+            stats = await asyncio.to_thread(self._engine.stats)
+            if not (stats.unprepared or stats.found_unprepared):
+                return
+            await asyncio.sleep(0.05)
 
     async def clear(self) -> None:
         """Empty every tier. Waits while cancelled requests and running copies still hold blocks.
