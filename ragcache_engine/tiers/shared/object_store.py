@@ -44,6 +44,9 @@ ANSWER_S = 10.0
 
 BLOCKS, OF, FORGOTTEN, KEYS, TIDIED = "blocks", "of", "forgotten", "keys", "tidied"
 
+CLOCK = "clock"
+"""An object that is written to ask for the store's time."""
+
 REMOVED_AT_ONCE = 1000
 
 TIDY_AGAIN = timedelta(minutes=30)
@@ -153,9 +156,10 @@ class ObjectBlocks(SharedStore):
         One host does it for all: nobody does if another one has begun within half an hour.
         """
         latest = self._look(TIDIED)
-        now = self._touch(TIDIED)
+        now = self._touch(CLOCK)
         if latest is not None and now - latest["last_modified"] < TIDY_AGAIN:
             return
+        self._put(TIDIED, b"")
         oldest = now - timedelta(seconds=self._ttl_s)
         self._remove_older(BLOCKS, oldest)
         if self._quota_bytes is not None or self._tenant_quota_bytes is not None:

@@ -142,12 +142,18 @@ class RedisStore(SharedStore):
             self._make_room(blocks, self._tenant_quota_bytes, until_s)
 
     def _make_room(self, blocks: Sequence[StoredBlock], quota_bytes: int, until_s: int) -> None:
-        """Remove the oldest blocks of those owners that have more now than their quota."""
-        by_owner: dict[str, dict[str, int]] = {}
+        """Remove the oldest blocks of those owners that have more now than their quota.
+
+        Blocks are counted. Those of one origin are of one size, so each origin is counted by itself.
+        """
         size_bytes = max((len(block.content or b"") for block in blocks), default=0)
+        if not size_bytes:
+            return
+        by_owner: dict[str, dict[str, int]] = {}
         for block in blocks:
-            if owner := owner_with_quota(block.key.rpartition("/")[2]):
-                by_owner.setdefault(owner, {})[block.key] = until_s
+            origin, _, name = block.key.rpartition("/")
+            if block.content is not None and (owner := owner_with_quota(name)):
+                by_owner.setdefault(f"{owner}:{origin}", {})[block.key] = until_s
         for owner, keys in by_owner.items():
             of = f"{self._prefix}:owner:{owner}"
             with self._redis.pipeline(transaction=False) as asked:
@@ -156,7 +162,7 @@ class RedisStore(SharedStore):
                 asked.zadd(self._owners, {owner: until_s}, gt=True)
                 asked.zcard(of)
                 held = asked.execute()[-1]
-            if size_bytes and (excess := held - quota_bytes // size_bytes) > 0:
+            if (excess := held - quota_bytes // size_bytes) > 0:
                 oldest = self._redis.zpopmin(of, excess)
                 self.remove([key.decode(errors="replace") for key, _ in oldest])
 

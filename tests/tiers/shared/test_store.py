@@ -182,6 +182,17 @@ def test_blocks_in_a_folder_end_with_their_time_and_the_quota(tmp_path: Path):
     small.close()
 
 
+def test_hosts_that_come_too_soon_do_not_put_tidying_off(tmp_path: Path):
+    stores = [open_store(f"file://{tmp_path}?ttl=1s") for _ in range(3)]
+    for store in stores:
+        store.tidy()
+        time.sleep(0.02)
+    oldest = (tmp_path / "tidied").stat().st_mtime_ns
+    assert oldest < (tmp_path / "clock").stat().st_mtime_ns, "only the first one tidied up"
+    for store in stores:
+        store.close()
+
+
 def of_owner(owner: str, number: int, size: int = 10_000) -> StoredBlock:
     name = f"{number:040x}{owner}"
     return StoredBlock(f"{ORIGIN}/{name}", (), bytes([number]) * size)
@@ -202,6 +213,18 @@ def test_a_tenants_oldest_blocks_go_beyond_its_quota_and_no_others(kind: str, tm
         store.tidy()
         assert store.holds([one.key for one in blocks]) == [False, False, True, True, True]
         assert all(store.holds([one.key for one in others])), "nobody's have no quota"
+        store.close()
+
+
+def test_in_redis_blocks_of_another_model_do_not_drive_a_tenants_out():
+    shop = "5" * 16
+    with running_redis() as server:
+        store = open_store(f"{server.url}?tenant_quota=100kB")
+        small = [of_owner(shop, number, size=1_000) for number in range(50)]
+        large = StoredBlock(f"{OTHER}/{1:040x}{shop}", (), bytes(60_000))
+        store.write(small)
+        store.write([large])
+        assert all(store.holds([one.key for one in (*small, large)]))
         store.close()
 
 
