@@ -50,7 +50,15 @@ from ragcache_engine.fleet_serving.wire import (
     ReplicaLost,
     Replicas,
 )
-from ragcache_engine.serving.doors import FREE_PATHS, Doors, Taken, is_corpus, read_key, refusal
+from ragcache_engine.serving.doors import (
+    FREE_PATHS,
+    KEY_HEADERS,
+    Doors,
+    Taken,
+    is_corpus,
+    read_key,
+    refusal,
+)
 from ragcache_engine.serving.keys import Caller, Keys
 from ragcache_engine.serving.messages import ALIVE_S, CORPORA, PREFIX, error_to_json
 from ragcache_engine.serving.openai_bodies import CHAT, COMPLETIONS, count_answers
@@ -175,7 +183,7 @@ class FleetDoors(Doors):
         target, query = quote(path), quote(scope.get("query_string", b""), safe=printable)
         routing = Headers(scope=scope).get(ROUTING_HEADER)
         by_operator = self._has_operators_key(scope)
-        left_out = {*HOP_HEADERS, "authorization"} if by_operator else HOP_HEADERS
+        left_out = {*HOP_HEADERS, *KEY_HEADERS} if by_operator else HOP_HEADERS
         return FleetRequest(
             scope["method"],
             f"{target}?{query}" if query else target,

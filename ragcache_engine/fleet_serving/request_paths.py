@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -44,7 +44,7 @@ def read_routable(
         return Routable(path_of_text(whose, text), text)
     if isinstance(prompt, str):
         return _of_prompt(whose, prompt, _documents_of(said) or _find(find, prompt))
-    text = _text_of_messages(said.get("messages"))
+    text = _text_of_conversation(said)
     return _of_prompt(whose, text, _find(find, text))
 
 
@@ -87,12 +87,25 @@ def _documents_of(said: Mapping[str, Any]) -> Sequence[Any]:
     return ours if isinstance(ours, list) else ()
 
 
-def _text_of_messages(messages: Any) -> str:
+CONVERSATION = ("instructions", "system", "messages", "input")
+"""The fields of OpenAI's and Anthropic's bodies that write a conversation, in the order of its prompt."""
+
+
+def _text_of_conversation(said: Mapping[str, Any]) -> str:
     """Return what a conversation begins with, as far as it decides which tensors are shared."""
-    if not isinstance(messages, list):
-        return ""
-    return "\0".join(
-        content if isinstance(content, str) else json.dumps(content, sort_keys=True, default=str)
-        for message in messages
-        if isinstance(message, dict) and (content := message.get("content")) is not None
-    )
+    return "\0".join(text for name in CONVERSATION for text in _texts_of(said.get(name)))
+
+
+def _texts_of(content: Any) -> Iterator[str]:
+    """Yield the texts of a message's content, of messages, or of a text; of other parts their JSON."""
+    if isinstance(content, str):
+        yield content
+    elif isinstance(content, list):
+        for part in content:
+            yield from _texts_of(part)
+    elif isinstance(content, dict):
+        inner = [content[name] for name in ("text", "content", "output") if content.get(name)]
+        if not inner and "role" not in content:
+            yield json.dumps(content, sort_keys=True, default=str)
+        for one in inner:
+            yield from _texts_of(one)

@@ -306,6 +306,10 @@ def is_corpus(path: str) -> bool:
     return path == CORPORA or path.startswith(f"{CORPORA}/")
 
 
+KEY_HEADERS = frozenset({"authorization", "x-api-key"})
+"""The headers in which a key may come."""
+
+
 def read_key(scope: Scope) -> str | None:
     """Return the key of a request's header, which is UTF-8; None without one.
 

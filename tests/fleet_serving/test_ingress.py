@@ -99,13 +99,16 @@ def client(
 
 @pytest.mark.parametrize("path", ["/ragcache/forget", "/metrics", "/v1/completions"])
 @pytest.mark.parametrize("has_file", [True, False])
+@pytest.mark.parametrize("header", ["authorization", "x-api-key"])
 async def test_an_operators_key_goes_no_further_than_the_door(
-    keys: Keys, path: str, has_file: bool
+    keys: Keys, path: str, has_file: bool, header: str
 ):
     known = keys if has_file else Keys(operator_key=OPERATOR)
     replicas = MadeUp([AnswerHead(200, JSON), b"# EOF" if path == "/metrics" else b"{}"])
-    async with client(replicas, known, key=OPERATOR) as door:
-        await door.request("GET" if path == "/metrics" else "POST", path, json={"prompt": "p"})
+    key = f"Bearer {OPERATOR}" if header == "authorization" else OPERATOR
+    async with client(replicas, known, key=None) as door:
+        method = "GET" if path == "/metrics" else "POST"
+        await door.request(method, path, json={"prompt": "p"}, headers={header: key})
     (sent,) = replicas.requests
     assert sent.by_operator
     assert OPERATOR not in str(sent)

@@ -57,6 +57,30 @@ def test_a_prompt_or_conversation_without_names_is_cut_into_pieces():
     assert len(tokens.path.keys) > 4
 
 
+def test_a_conversation_routes_alike_on_every_path():
+    text = (TIDES + SKY) * 4
+    parts = [{"type": "text", "text": text}]
+    chat = read_routable({"messages": [{"role": "user", "content": text}]}, None)
+    for body in (
+        {"messages": [{"role": "user", "content": parts}]},
+        {"input": text},
+        {"input": [{"role": "user", "content": [{"type": "input_text", "text": text}]}]},
+    ):
+        assert read_routable(body, None) == chat
+    assert len(chat.path.keys) > 1
+    for name in ("instructions", "system"):
+        told = read_routable({name: text, "input": "Why?"}, None)
+        assert told.path.keys[: len(chat.path.keys)] == chat.path.keys
+
+
+def test_what_is_no_text_tells_conversations_apart():
+    pictures = [
+        {"messages": [{"content": [{"type": "image_url", "image_url": {"url": name}}]}]}
+        for name in "ab"
+    ]
+    assert read_routable(pictures[0], None).prompt != read_routable(pictures[1], None).prompt
+
+
 def test_bodies_without_sense_have_no_beginning():
     assert read_routable({}, None).path.keys == read_routable({"messages": 3}, None).path.keys
     wrong = {"prompt": "short", "documents": [[3, 1, "a"], [0, 99, "b"], "c"]}
