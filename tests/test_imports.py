@@ -145,6 +145,7 @@ MAY_IMPORT = {
     "ragcache_engine.speculation": [
         "speculation",
         "anywhere",
+        "checks",
         "prompt",
         "protocols",
         "daemon_threads",

@@ -9,6 +9,9 @@ from itertools import islice, pairwise
 from ragcache_engine.prompt.segments import Span, find_text
 from ragcache_engine.values import Document
 
+MOST_QUESTIONS = 8
+"""A text that stands in a prompt more often is no question: the next one would be written as often."""
+
 
 @dataclass(frozen=True, slots=True)
 class PromptForm:
@@ -113,13 +116,16 @@ def _read(
         ranks[starts[0]] = rank
         spans = sorted([*spans, Span(starts[0], starts[0] + len(texts[rank]), str(rank))])
 
+    before, after = prompt[: spans[0].start], prompt[spans[-1].end :]
+    is_found = question and 0 < before.count(question) + after.count(question) <= MOST_QUESTIONS
+
     def cut(text: str) -> tuple[str, ...]:
-        return tuple(text.split(question)) if question else (text,)
+        return tuple(text.split(question)) if is_found else (text,)
 
     return PromptForm(
-        before=cut(prompt[: spans[0].start]),
+        before=cut(before),
         between=tuple(prompt[one.end : other.start] for one, other in pairwise(spans)),
-        after=cut(prompt[spans[-1].end :]),
+        after=cut(after),
         ranks=tuple(ranks[span.start] for span in spans),
         trims=trims,
     )

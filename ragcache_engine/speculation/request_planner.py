@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from ragcache_engine.anywhere.neighbours import ContextsOf, without_contexts
+from ragcache_engine.checks import CHARACTERS_PER_TOKEN
 from ragcache_engine.prompt import (
     Guess,
     TemplateBook,
@@ -124,6 +125,8 @@ class RequestPlanner:
             text, spans, _ = leave_out_repeats(text, spans)
         names = [document.id for document in documents]
         corpora = {} if search.corpus is None else dict.fromkeys(names, search.corpus)
+        if len(text) > CHARACTERS_PER_TOKEN * self.context_tokens:
+            return None
         tokenized = None
         if not self._backend.reads_text:
             tokenized = self._backend.tokenize(text, options.add_special_tokens)

@@ -171,6 +171,15 @@ def test_a_form_that_takes_much_memory_is_not_remembered():
     assert book.last_options() == GREEDY
 
 
+def test_a_text_that_stands_everywhere_is_no_question_to_be_replaced():
+    """Or the next question, of any length, would be written so many times."""
+    chatty = Pipeline(before="Please see these texts, even here: ", after="\n\nAnswer <q>:")
+    guess = Learner(chatty).saw("e", CATS, DOGS).book.guess("chain", "x" * 1000, [CATS, DOGS], None)
+    assert guess
+    assert not guess.is_whole
+    assert "xx" not in str(guess.text)
+
+
 def test_a_question_that_stands_in_a_document_is_no_slot_there():
     quoting = Document("q", "Some ask: Why do cats sleep? Nobody knows.")
     learner = Learner(Pipeline()).saw("Why do cats sleep?", quoting, DOGS)
