@@ -336,6 +336,14 @@ class Corpora:
         """Return the nearest of `near`; None if there is none."""
         return next(iter(self.near(name, may_search=may_search)), None)
 
+    def knows_near(self, name: str) -> bool:
+        """Return whether `near` need not search for this document: it did so since vectors changed."""
+        owner, corpus, document_id = split_name(name)
+        with self._lock:
+            known = self._corpora.get(owner, {}).get(corpus) or _Corpus()
+            kept = known.documents.get(document_id)
+            return kept is None or kept.near[0] == known.nearness.version
+
     def near(self, name: str, *, may_search: bool = True) -> list[Document]:
         """Return the nearest other documents of one, with another text, nearest first.
 

@@ -80,8 +80,7 @@ class CorpusWarming:
                 "warm then; documents are prepared behind the beginning of the latest prompt"
             )
         self._beginning = beginning
-        if tenant in served.warming:
-            raise ServerBusy("documents are being warmed for you already: wait until they are")
+        self._require_alone()
         self._borrows = bool(served.reuse) and not served.is_switched_off()
         self._sets = sets_of_each(wanted, borrows=self._borrows)
 
@@ -103,8 +102,13 @@ class CorpusWarming:
                 yield {"done": counts.total(), "of": len(self._sets)}
         yield {**counts, "why": left_out}
 
+    def _require_alone(self) -> None:
+        if self._tenant in self._served.warming:
+            raise ServerBusy("documents are being warmed for you already: wait until they are")
+
     @asynccontextmanager
     async def _alone(self) -> AsyncIterator[None]:
+        self._require_alone()  # once more: another's may have begun since this one was asked for
         self._served.warming.add(self._tenant)
         try:
             yield

@@ -244,12 +244,23 @@ def count_answers(said: Mapping[str, Any]) -> int:
 
 
 def _count_characters(said: Mapping[str, Any]) -> int:
-    """Return how many characters a body's longest prompt has, or all messages of its conversation."""
+    """Return how many characters a body's longest prompt has, or all of its conversation and tools."""
     prompt = said.get("prompt")
     prompts = prompt if isinstance(prompt, list) else [prompt]
     longest = max((len(one) for one in prompts if isinstance(one, str)), default=0)
     conversation = (said.get(name) for name in ("messages", "input", "instructions", "system"))
-    return max(longest, sum(map(_count_text, conversation)))
+    beside = (said.get(name) for name in ("tools", "documents", TEMPLATE_ARGS))
+    return max(
+        longest + _count_strings(said.get("suffix")),
+        sum(map(_count_text, conversation)) + sum(map(_count_strings, beside)),
+    )
+
+
+WRITTEN = (
+    *("text", "content", "output", "tool_calls", "function", "arguments"),
+    *("thinking", "reasoning", "reasoning_content", "summary"),
+)
+"""What of a message, and of its parts, a prompt has. Not pictures, whose bytes are no characters."""
 
 
 def _count_text(content: object) -> int:
@@ -262,7 +273,19 @@ def _count_text(content: object) -> int:
     if isinstance(content, list):
         return sum(map(_count_text, content))
     if isinstance(content, dict):
-        return sum(_count_text(content.get(name)) for name in ("text", "content", "output"))
+        written = sum(_count_text(content.get(name)) for name in WRITTEN)
+        return written + _count_strings(content.get("input"))  # of Anthropic's calls of tools
+    return 0
+
+
+def _count_strings(value: object) -> int:
+    """Return how many characters all strings of a JSON value have."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, list):
+        return sum(map(_count_strings, value))
+    if isinstance(value, dict):
+        return sum(len(name) + _count_strings(one) for name, one in value.items())
     return 0
 
 

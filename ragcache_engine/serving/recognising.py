@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -12,7 +13,7 @@ from uuid import uuid4
 from ragcache_engine.checks import CHARACTERS_PER_TOKEN
 from ragcache_engine.prompt import Span, token_segments
 from ragcache_engine.protocols import BackendRequest
-from ragcache_engine.serving.routes import MOST_NAMED_DOCUMENTS, Served, WrittenPrompt
+from ragcache_engine.serving.routes import MOST_NAMED_DOCUMENTS, RENDER_S, Served, WrittenPrompt
 from ragcache_engine.tiers.borrowing.context import Context
 from ragcache_engine.values import ONE_TOKEN
 
@@ -68,7 +69,8 @@ async def _write_chat(path: str, said: Mapping[str, Any], served: Served) -> Wri
     messages = said["input"] if "input" in said else said["messages"]
     if not (isinstance(messages, str) or all(map(_is_text, messages))):
         return None
-    return await served.write_chat(path, said)
+    async with asyncio.timeout(RENDER_S):  # templates are programs; the thread itself goes on
+        return await served.write_chat(path, said)
 
 
 TEXT_PARTS = {"text", "input_text", "output_text", "tool_use", "thinking"}
@@ -116,8 +118,10 @@ def _find_contexts(text: str, spans: Sequence[Span], served: Served) -> dict[str
     """Return behind which neighbours the documents of a prompt are to be stored."""
     contexts: dict[str, Context] = {}
     room = CHARACTERS_PER_TOKEN * served.limits.context_tokens
-    for number, span in enumerate(spans[:MOST_NEIGHBOURS]):
-        may_search = number < MOST_SEARCHES
+    searches = 0
+    for span in spans[:MOST_NEIGHBOURS]:
+        searches += not served.corpora.knows_near(span.document_id)
+        may_search = searches <= MOST_SEARCHES
         near = served.corpora.neighbour(span.document_id, may_search=may_search)
         room -= len(near.text) if near else 0
         if near is None or room < 0:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Collection, Iterator
+from contextlib import aclosing
 from pathlib import Path
 
 import httpx2
@@ -18,10 +19,14 @@ from ragcache_engine.errors import (
     EngineDied,
     EngineError,
     InvalidArgument,
+    ServerBusy,
     UnknownDocument,
     UnknownTemplate,
 )
 from ragcache_engine.protocols import BackendRequest, Delta
+from ragcache_engine.serving.corpus_warming import CorpusWarming
+from ragcache_engine.serving.recognising import recognise
+from ragcache_engine.serving.routes import Served
 
 LINE = "Page {0} tells of the sea at depth {0}, where it is cold and dark, and of its fish. "
 PAGES = [Registered(f"page {n}", LINE.format(n) * 6, vector=[1.0, n / 10]) for n in range(6)]
@@ -120,6 +125,24 @@ def test_a_corpus_that_is_not_there_or_is_anothers_is_named(server):
         corpora_of(server).warm("land")
     with pytest.raises(UnknownDocument, match="no corpus 'sea'"):
         corpora_of(server, PRESS).warm("sea")
+
+
+async def test_of_two_that_begin_together_one_is_told_to_wait():
+    backend = Listening()
+    served = Served(backend, await backend.start(), ("any",))
+    for page in PAGES:
+        served.corpora.put(None, "sea", page)
+    found = await recognise("/v1/completions", {"prompt": PAGES[0].text}, None, None, served)
+    assert found
+    served.beginnings.note(found)
+    first, second = (CorpusWarming(None, None, "sea", None, served) for _ in range(2))
+    async with aclosing(first.lines()) as lines:
+        assert await anext(lines) == {"done": 1, "of": 6}
+        with pytest.raises(ServerBusy, match="wait until they are"):
+            await anext(second.lines())
+        with pytest.raises(ServerBusy, match="wait until they are"):
+            CorpusWarming(None, None, "sea", None, served)
+    assert not served.warming
 
 
 def test_no_corpus_is_warmed_for_a_salt_that_no_prompt_can_have(server):

@@ -85,6 +85,12 @@ LONG = "word " * 100_000
             MESSAGES,
             {"messages": [{"content": [{"type": "tool_result", "content": LONG}]}]},
         ),
+        (MESSAGES, {"messages": [{"content": [{"type": "tool_use", "input": {"text": LONG}}]}]}),
+        (MESSAGES, {"messages": [{"content": [{"type": "thinking", "thinking": LONG}]}]}),
+        (CHAT, {"messages": [], "tools": [{"function": {"name": "f", "description": LONG}}]}),
+        (CHAT, {"messages": [{"tool_calls": [{"function": {"name": "f", "arguments": LONG}}]}]}),
+        (RESPONSES, {"input": [{"type": "function_call", "name": "f", "arguments": LONG}]}),
+        (COMPLETIONS, {"prompt": "Why?", "suffix": LONG}),
     ],
 )
 async def test_a_conversation_longer_than_the_context_is_refused_unread(path: str, said: Any):

@@ -151,13 +151,12 @@ class Connection:
                         answer.read()
                         self._read(answer)
                     for line in answer.iter_lines():
-                        has_begun = True
-                        if not line:
-                            continue
-                        said = _read_object(line)
+                        said = _read_object(line) if line else {}
                         if "error" in said:
                             raise read_error(answer.status_code, line, answer.headers)
-                        yield said
+                        has_begun = True
+                        if said:
+                            yield said
                     return
             except (httpx2.TransportError, ServerBusy) as error:
                 if has_begun:
