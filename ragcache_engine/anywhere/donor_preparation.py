@@ -180,7 +180,7 @@ class PreparingBackend(ForwardingBackend):
                 await self._prepare(await self._writers.run(write))
         except asyncio.CancelledError:
             if one is not None:
-                found.put_back(one, tenant)
+                found.put_back(one)
             raise
         except Exception as error:  # it must disturb nobody
             logger.info("a document could not be prepared: %s", error)

@@ -29,13 +29,14 @@ class Found(NamedTuple):
     """A document that waits.
 
     corpus: where its neighbour is looked up, if anywhere. planned: as in BackendRequest. times: how often
-    it was found.
+    it was found. tenant: for whom; None: everybody.
     """
 
     document: Document
     corpus: Corpus | None
     planned: int | None
     times: int = 0
+    tenant: str | None = None
 
 
 class FoundDocuments:
@@ -68,7 +69,7 @@ class FoundDocuments:
                 if key not in self._known:
                     before = self._waiting.pop(key, None)
                     times = before.times if before else 0
-                    self._waiting[key] = Found(document, corpus, planned, times + 1)
+                    self._waiting[key] = Found(document, corpus, planned, times + 1, tenant)
 
     def note_prompt(self, document_ids: Iterable[str], tenant: str | None) -> None:
         """Let documents wait no more: they stand in a prompt."""
@@ -91,9 +92,9 @@ class FoundDocuments:
             self._known[key] = None
             return self._waiting.pop(key)
 
-    def put_back(self, found: Found, tenant: str | None) -> None:
+    def put_back(self, found: Found) -> None:
         """Let a document wait again that was taken out and not prepared."""
-        key = tenant, found.document.id
+        key = found.tenant, found.document.id
         with self._lock:
             self._known.pop(key, None)
             self._waiting.setdefault(key, found)

@@ -10,6 +10,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from itertools import count
+from math import inf
 from typing import Any, Literal, cast, get_args
 
 from ragcache_engine.anywhere.idle_work import IDLE_S, IdleWork
@@ -41,6 +42,9 @@ ROUNDS = 3
 LEAST_WAIT_S, MOST_WAIT_S, STILL_S = 0.02, 1.0, 5.0
 """Seconds between two looks at what has reached the tier, the first ones and the last ones, and after
 which nothing more is expected."""
+
+WAITS_PER_LOOK = 20
+"""A look that took long is waited for so many times as long: the more is kept, the longer one takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +205,9 @@ class Keeping:
         """
         changed_s, held, wait_s = time.monotonic(), -1, LEAST_WAIT_S
         while True:
+            asked_s = time.monotonic()
             known = {(one.tenant, one.documents): one for one in await self._backend.kept()}
+            took_s = time.monotonic() - asked_s
             self._beat()
             kept = [
                 known.get((one.tenant, one.documents), one._replace(tokens=0, held_tokens=0))
@@ -213,7 +219,8 @@ class Keeping:
                 changed_s, held = time.monotonic(), now_held
             elif time.monotonic() - changed_s > STILL_S:
                 return kept
-            await asyncio.sleep(wait_s)
+            # The scheduler lists all that is kept, and others wait for it meanwhile.
+            await asyncio.sleep(max(wait_s, WAITS_PER_LOOK * took_s))
             wait_s = min(2 * wait_s, MOST_WAIT_S)
 
 
@@ -237,6 +244,7 @@ class KeepingBackend(ForwardingBackend):
     def __init__(self, inner: Backend, *, idle_s: float = IDLE_S) -> None:
         super().__init__(inner)
         self._wanted: dict[_Key, tuple[BackendRequest, KeepOrder]] = {}
+        self._next_end_s = inf
         self._missing: list[_Key] = []
         self._numbers = count()
         self.idle = IdleWork(self._prefill_next, lambda: bool(self._missing), idle_s=idle_s)
@@ -260,6 +268,8 @@ class KeepingBackend(ForwardingBackend):
         for request, one in zip(requests, kept, strict=True):
             if one.tokens:
                 self._wanted[one.tenant, one.documents] = request.compact(), order
+                if order.until_s is not None:
+                    self._next_end_s = min(self._next_end_s, order.until_s)
         return kept
 
     async def keep_all(
@@ -336,10 +346,15 @@ class KeepingBackend(ForwardingBackend):
         self._wanted.pop(key, None)
 
     def _drop_those_due(self) -> None:
+        """Forget what was to be kept until now. Costs nothing where nothing is due."""
         now = time.time()
+        if now < self._next_end_s:
+            return
         for key, (_, order) in list(self._wanted.items()):
             if order.until_s is not None and order.until_s <= now:
                 del self._wanted[key]
+        ends = (order.until_s for _, order in self._wanted.values())
+        self._next_end_s = min((end for end in ends if end is not None), default=inf)
 
     async def _prefill_next(self) -> None:
         """Compute what is missing of the next set."""

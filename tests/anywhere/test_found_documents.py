@@ -35,8 +35,16 @@ def test_one_that_was_not_prepared_waits_again():
     waiting = found(A)
     one = waiting.take(None)
     assert one
-    waiting.put_back(one, None)
+    waiting.put_back(one)
     assert order(waiting) == ["a"]
+
+
+def test_what_everybody_found_and_one_tenant_could_not_prepare_is_still_everybodys():
+    waiting = found(A)
+    one = waiting.take("ada")
+    assert one
+    waiting.put_back(one)
+    assert order(waiting, "ben") == ["a"]
 
 
 def test_what_stands_in_a_prompt_need_not_wait():
