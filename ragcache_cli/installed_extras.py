@@ -13,6 +13,8 @@ EXTRAS = {
     "llamaindex": "the classes that replace LlamaIndex's",
     "client": "an engine whose model is in a server",
     "fleet": "many servers behind one door",
+    "shared": "a store that several hosts share",
+    "encryption": "an encrypted disk cache",
     "index": "a Faiss index for other processes",
     "dashboard": "the live page",
     "demo": "the small models and plots of ragcache demo and ask",

@@ -34,9 +34,12 @@ class WholeNumber:
 def size_in_bytes(text: str) -> int:
     """Read a size such as 32MiB."""
     try:
-        return int(TypeAdapter(ByteSize).validate_python(text))
+        size = int(TypeAdapter(ByteSize).validate_python(text))
     except ValidationError:
-        raise argparse.ArgumentTypeError(f"a size such as 32MiB is needed, got {text!r}") from None
+        size = 0
+    if size < 1:
+        raise argparse.ArgumentTypeError(f"a size such as 32MiB is needed, got {text!r}")
+    return size
 
 
 def named_value(text: str) -> tuple[str, Any]:
@@ -77,7 +80,7 @@ def add_corpus(parser: argparse.ArgumentParser) -> None:
         type=Path,
         required=True,
         metavar="FOLDER",
-        help="txt, md, rst, html and jsonl files, at any depth; the index is kept there too",
+        help="txt, md, rst, html, jsonl, pdf and docx files, at any depth; the index is kept there too",
     )
 
 

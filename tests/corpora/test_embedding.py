@@ -310,7 +310,7 @@ class TestWhatIsRefused:
 
     def test_minilm_where_it_is_not_installed(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(embedders, "find_spec", lambda name: name == "faiss")
-        with pytest.raises(BackendUnavailable, match=r"ragcache\[demo\]"):
+        with pytest.raises(BackendUnavailable, match=r"ragcache-integrations\[demo\]"):
             require_embedder(MINILM, None)
 
     def test_any_model_where_vectors_cannot_be_compared(

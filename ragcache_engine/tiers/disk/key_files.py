@@ -221,6 +221,7 @@ def cipher_of(key: bytes) -> AESGCM:
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
     except ImportError:
         raise ConfigError(
-            'an encrypted disk cache needs the library cryptography: pip install "ragcache[encryption]"'
+            "an encrypted disk cache needs the library cryptography: "
+            'pip install "ragcache-integrations[encryption]"'
         ) from None
     return AESGCM(key)
