@@ -25,8 +25,10 @@ from ragcache_engine.requests.runtime import Runtime
 from ragcache_engine.retrievals.document_order import DocumentOrdering
 from ragcache_engine.retrievals.unused import UnusedRetrievals
 from ragcache_engine.speculation import TrackedSearch
+from ragcache_engine.tenants import tenant_of
 from ragcache_engine.values import (
     DOCUMENTS_HINT,
+    ChatPrompt,
     Document,
     SamplingOptions,
     Usage,
@@ -190,7 +192,7 @@ class RetrievalTracker:
             question,
             search.started_s if search else self._runtime.backend.now(),
             _stage=partial(self._tell_stage, search) if search else _ignore_stage,
-            _order=partial(ordering.positions, chain=chain) if ordering else _keep_order,
+            _order=partial(ordering.positions, chain=(tenant, chain)) if ordering else _keep_order,
             _learn=partial(self._learn_for_search, search, tenant, planned),
             _prepare=partial(self._tell_candidates, search) if search else _prepare_nothing,
         )
@@ -263,7 +265,8 @@ class RetrievalTracker:
 
     def match(self, prompt: str, tenant: str | None, *, claims: bool = True) -> PromptMatch:
         """Recognise remembered documents in the prompt, and the retrieval that led to it if it claims."""
-        match = self._log.match(prompt, tenant, claims=claims)
+        now_s = self._runtime.backend.now()
+        match = self._log.match(prompt, tenant, claims=claims, now_s=now_s)
         if match.spans and claims:
             self._unused.note_use()
         return match
@@ -285,6 +288,8 @@ class RetrievalTracker:
         self._log.forget(document_ids)
         self._templates.forget(document_ids)
         self.hit_rates.forget(document_ids)
+        if self._ordering and any(map(tenant_of, document_ids)):
+            self._ordering.clear()
         if self._neighbours:
             self._neighbours.forget(document_ids)
 
@@ -305,7 +310,10 @@ class RetrievalTracker:
             guess = self._templates.guess(
                 chain, question, documents, tenant=tenant, are_chosen=True
             )
-            return guess.text if guess else ""
+            if guess is None:
+                return ""
+            is_plain = guess.options is None or guess.options.add_special_tokens
+            return guess.text if is_plain else ChatPrompt(guess.text)
 
         may_guess = self._templates.may_guess(chain, tenant=tenant, are_chosen=True)
         return render if may_guess else None
@@ -318,7 +326,8 @@ class RetrievalTracker:
         if self._ordering:
             found = {document.id: document for document in retrieval.documents}
             self._ordering.note_prompt(
-                [found[name] for name in request.document_ids if name in found], retrieval.chain
+                [found[name] for name in request.document_ids if name in found],
+                (retrieval.tenant, retrieval.chain),
             )
         if not self._is_speculating:
             return

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from ragcache_engine.checks import require_instance, require_items
 from ragcache_engine.errors import UnknownDocument, UnknownTemplate
 from ragcache_engine.prompt import Render, find_documents, is_too_short
-from ragcache_engine.values import DOCUMENTS_HINT, Document, Usage
+from ragcache_engine.values import DOCUMENTS_HINT, ChatPrompt, Document, Usage
 
 logger = logging.getLogger(__name__)
 
@@ -51,15 +51,16 @@ class Warmed:
             computed_tokens=self.computed_tokens + usage.computed_tokens,
         )
 
-    def without(self, prefill: Prefill, error: Exception) -> Warmed:
-        """Return these counts with one more set that was left out, and log it."""
-        names = tuple(one.id for one in prefill[1])
-        logger.warning("warming leaves out %s: %s", ", ".join(map(repr, names))[:200], error)
-        return replace(self, left_out=(*self.left_out, LeftOut(names, str(error))))
-
 
 Prefill = tuple[str, Sequence[Document]]
 """A prompt up to the end of its last document, and the documents that stand in it."""
+
+
+def leave_out(prefill: Prefill, error: Exception) -> LeftOut:
+    """Return a set that cannot be prefilled, and log it."""
+    names = tuple(one.id for one in prefill[1])
+    logger.warning("warming leaves out %s: %s", ", ".join(map(repr, names[:9]))[:200], error)
+    return LeftOut(names, str(error))
 
 
 def plan_prefills(
@@ -118,8 +119,13 @@ def cut_after_documents(template: Render, documents: Sequence[Document]) -> str 
     """
     prompt = template(QUESTION_PLACEHOLDER, documents)
     spans = find_documents(prompt, documents)
-    if not spans:
-        before, placeholder, _ = prompt.partition(QUESTION_PLACEHOLDER)
-        return before if placeholder and all(map(is_too_short, documents)) else None
-    text = prompt[: spans[-1].end]
-    return None if QUESTION_PLACEHOLDER in text else text
+    if spans:
+        text = prompt[: spans[-1].end]
+        is_reusable = QUESTION_PLACEHOLDER not in text
+    else:
+        text, placeholder, _ = prompt.partition(QUESTION_PLACEHOLDER)
+        is_reusable = bool(placeholder) and all(map(is_too_short, documents))
+    if not is_reusable:
+        return None
+    # A part of a chat's prompt is a plain text, to which the engine would add special tokens.
+    return ChatPrompt(text, prompt.template_args) if isinstance(prompt, ChatPrompt) else text

@@ -24,7 +24,7 @@ from ragcache_engine.requests.runner import PreparedRequest
 from ragcache_engine.requests.runtime import Runtime
 from ragcache_engine.requests.streams import AnswerStream, join_pieces, read_async
 from ragcache_engine.values import ONE_TOKEN, Answer
-from ragcache_engine.warming.plan import Prefill, Warmed
+from ragcache_engine.warming.plan import LeftOut, Prefill, Warmed, leave_out
 
 WARM_AT_ONCE = 4
 """How many prompts to prefill at a time: enough to fill the model's steps, few beside real questions."""
@@ -143,17 +143,17 @@ def prefill_all(prefills: Sequence[Prefill], prefiller: Prefiller, *, progress: 
     error.
     Raises the error of the first set that was left out if no set could be prefilled.
     """
-    warmed, first_error = Warmed(), None
+    warmed, first_error, left_out = Warmed(), None, list[LeftOut]()
     running: deque[tuple[Prefill, Future[Answer]]] = deque()
     with (
         show_progress(len(prefills), progress) as advance,
         ThreadPoolExecutor(WARM_AT_ONCE) as pool,
     ):
 
-        def leave_out(prefill: Prefill, error: Exception) -> None:
-            nonlocal warmed, first_error
+        def skip(prefill: Prefill, error: Exception) -> None:
+            nonlocal first_error
             first_error = first_error or error
-            warmed = warmed.without(prefill, error)
+            left_out.append(leave_out(prefill, error))
             advance()
 
         def collect(most: int) -> None:
@@ -164,13 +164,13 @@ def prefill_all(prefills: Sequence[Prefill], prefiller: Prefiller, *, progress: 
                     warmed = warmed.after(answer.result().usage)
                     advance()
                 except OF_ONE_SET as error:
-                    leave_out(prefill, error)
+                    skip(prefill, error)
 
         for start in range(0, len(prefills), LOOKED_UP_AT_ONCE):
             part = prefills[start : start + LOOKED_UP_AT_ONCE]
-            prepared, left_out = prefiller.prepare_all(part)
-            for one in left_out:
-                leave_out(*one)
+            prepared, refused = prefiller.prepare_all(part)
+            for one in refused:
+                skip(*one)
             held = prefiller.touch_if_cached([request for _, request in prepared])
             for (prefill, request), is_held in zip(prepared, held, strict=True):
                 if is_held:
@@ -182,7 +182,7 @@ def prefill_all(prefills: Sequence[Prefill], prefiller: Prefiller, *, progress: 
         collect(0)
     if first_error and not warmed.sets:
         raise first_error
-    return warmed
+    return replace(warmed, left_out=tuple(left_out))
 
 
 async def prefill_all_async(
@@ -196,23 +196,23 @@ async def prefill_all_async(
 
     apart: runs a call beside the caller's loop.
     """
-    warmed, first_error, waiting = Warmed(), None, iter(prefills)
+    warmed, first_error, waiting, left_out = Warmed(), None, iter(prefills), list[LeftOut]()
     missing: deque[tuple[Prefill, PreparedRequest]] = deque()
     looking = asyncio.Lock()
     with show_progress(len(prefills), progress) as advance:
 
-        def leave_out(prefill: Prefill, error: Exception) -> None:
-            nonlocal warmed, first_error
+        def skip(prefill: Prefill, error: Exception) -> None:
+            nonlocal first_error
             first_error = first_error or error
-            warmed = warmed.without(prefill, error)
+            left_out.append(leave_out(prefill, error))
             advance()
 
         async def look_up_more() -> None:
             nonlocal warmed
             while not missing and (part := list(islice(waiting, LOOKED_UP_AT_ONCE))):
-                prepared, left_out = await apart(partial(prefiller.prepare_all, part))
-                for prefill, error in left_out:
-                    leave_out(prefill, error)
+                prepared, refused = await apart(partial(prefiller.prepare_all, part))
+                for prefill, error in refused:
+                    skip(prefill, error)
                 held = await prefiller.atouch_if_cached([request for _, request in prepared])
                 for one, is_held in zip(prepared, held, strict=True):
                     if is_held:
@@ -232,7 +232,7 @@ async def prefill_all_async(
                 try:
                     answer = await prefiller.arun(request)
                 except OF_ONE_SET as error:
-                    leave_out(prefill, error)
+                    skip(prefill, error)
                     continue
                 warmed = warmed.after(answer.usage)
                 advance()
@@ -240,7 +240,7 @@ async def prefill_all_async(
         await run_workers(work)
     if first_error and not warmed.sets:
         raise first_error
-    return warmed
+    return replace(warmed, left_out=tuple(left_out))
 
 
 async def run_workers(work: Callable[[], Coroutine[Any, Any, None]]) -> None:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime
 from hashlib import blake2b
 from pathlib import Path
 from threading import Lock
 from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
 
 from ragcache_engine.anywhere.beginnings import sets_of_each
 from ragcache_engine.checks import require_items
@@ -19,7 +21,7 @@ from ragcache_engine.errors import BadRequest, GenerationFailed, InvalidArgument
 from ragcache_engine.prompt import Render
 from ragcache_engine.values import DOCUMENTS_HINT, Document
 from ragcache_engine.warming.cache_points import is_cache_point
-from ragcache_engine.warming.keep import KeptDocuments
+from ragcache_engine.warming.keep import KeptDocuments, KeptTier
 from ragcache_engine.warming.plan import LeftOut, Warmed, plan_prefills
 from ragcache_engine.warming.prefill import OF_ONE_SET
 
@@ -47,6 +49,15 @@ class Synced:
     kept_no_longer: tuple[LeftOut, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class _File:
+    documents: dict[str, str]
+    to_keep: list[tuple[tuple[str, ...], str | None, KeptTier, datetime | None]]
+
+
+_FILE = TypeAdapter(_File)
+
+
 class SyncRecord:
     """Remembers which documents the last sync saw, by id, and a digest of each text.
 
@@ -54,12 +65,13 @@ class SyncRecord:
     forgotten. Any thread may use it, one sync at a time.
     path: a file that remembers it for later processes; it holds ids and digests, and no text. None: it
       lasts as long as this object.
+    to_keep: what a sync ended, and has not kept again yet.
     """
 
     def __init__(self, path: str | Path | None = None) -> None:
         self._path = None if path is None else Path(path)
         self._digests: dict[str, str] = {}
-        self.to_keep: list[KeptDocuments] = []  # that a sync ended, and has not kept again yet
+        self.to_keep: list[KeptDocuments] = []
         self.lock = Lock()
 
     def read(self) -> dict[str, str]:
@@ -67,17 +79,20 @@ class SyncRecord:
         if self._path is None:
             return dict(self._digests)
         try:
-            said: Any = json.loads(self._path.read_bytes())
+            content = self._path.read_bytes()
         except FileNotFoundError:
             return {}
-        except (OSError, ValueError, RecursionError) as error:
+        except OSError as error:
             raise InvalidArgument(f"the record {self._path} cannot be read: {error}") from error
-        if not isinstance(said, dict) or not all(isinstance(one, str) for one in said.values()):
+        try:
+            said = _FILE.validate_json(content)
+        except ValidationError as error:
             raise InvalidArgument(
                 f"{self._path} is no record of a sync: name another file, or remove it, and every "
                 f"document counts as new"
-            )
-        return said
+            ) from error
+        self.to_keep = [KeptDocuments(*one, tokens=0, held_tokens=0) for one in said.to_keep]
+        return said.documents
 
     def write(self, digests: Mapping[str, str]) -> None:
         """Remember these digests. Raises InvalidArgument for a file that cannot be written."""
@@ -87,7 +102,9 @@ class SyncRecord:
         beside = self._path.with_name(f".{self._path.name}.{os.urandom(4).hex()}")
         try:
             try:
-                beside.write_text(json.dumps(digests, indent=0), encoding="utf-8")
+                to_keep = [(one.documents, one.tenant, one.tier, one.until) for one in self.to_keep]
+                said = _File(documents=dict(digests), to_keep=to_keep)
+                beside.write_bytes(_FILE.dump_json(said, indent=0))
                 beside.replace(self._path)
             finally:
                 with suppress(OSError):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 
 import pytest
 
@@ -15,6 +15,8 @@ from ragcache_engine import (
     UnknownTemplate,
     Warmed,
 )
+from ragcache_engine.protocols import BackendRequest, Delta
+from ragcache_engine.values import ChatPrompt
 
 TEMPLATE = "Use the reports.\n\n{context}\n\nQuestion: {question}"
 A = Document("a", "The first report is about the harvest of the year. " * 6)
@@ -85,6 +87,39 @@ def test_a_document_too_short_to_be_looked_for_holds_up_no_other(memory_engine: 
     warmed = memory_engine.warm([[A], [Document("short", "It stays.")]], template=TEMPLATE)
     assert (warmed.sets, warmed.left_out) == (2, ())
     assert asked(memory_engine, A)
+
+
+def test_before_a_chats_documents_there_are_no_more_special_tokens_than_its_template_wrote(
+    engine_on: Callable[..., RAGCacheEngine],
+):
+    """Or a tokenizer that begins each text with one would make other tensors than the chat finds."""
+
+    def write(question: str, documents: Sequence[Document]) -> ChatPrompt:
+        texts = "\n\n".join(document.text for document in documents)
+        return ChatPrompt(f"<user>{texts}\n\n{question}<assistant>")
+
+    backend = Listening()
+    engine = engine_on(backend)
+    engine.warm([[A]], template=write)
+    with engine.retrieval("Which one?", chain="chat") as retrieval:
+        retrieval.found([A])
+    engine.generate(write("Which one?", [A]))
+    engine.warm([[B]], chain="chat")
+    engine.warm([[B]], template=TEMPLATE)
+    assert backend.added == [False, False, False, True]
+
+
+class Listening(MemoryBackend):
+    """Remembers whether special tokens were added to each prompt."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.added: list[bool] = []
+
+    async def generate(self, request: BackendRequest) -> AsyncGenerator[Delta, None]:
+        self.added.append(request.options.add_special_tokens)
+        async for delta in super().generate(request):
+            yield delta
 
 
 def test_progress_is_shown_on_standard_error_if_wanted(

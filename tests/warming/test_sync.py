@@ -157,18 +157,22 @@ class TestWhatIsKept:
             answer = engine.generate(prompt, reports(a="sugar"), tenant="two")
             assert answer.usage.cached.total == 0
 
+    @pytest.mark.parametrize("is_file", [False, True])
     def test_what_was_kept_is_kept_again_by_the_sync_after_one_that_failed(
-        self, monkeypatch: pytest.MonkeyPatch
+        self, is_file: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        def record() -> dict[str, Any]:
+            return {"record": SyncRecord(tmp_path / "record.json")} if is_file else {}
+
         with engine_of(host_cache="1GiB") as engine:
-            sync(engine, reports(a="salt"))
+            sync(engine, reports(a="salt"), **record())
             engine.keep(["a"], template=TEMPLATE, corpus=reports(a="salt"))
             with monkeypatch.context() as patched:
                 patched.setattr(RAGCacheEngine, "warm", lambda *_, **__: 1 / 0)
                 with pytest.raises(ZeroDivisionError):
-                    sync(engine, reports(a="sugar"))
+                    sync(engine, reports(a="sugar"), **record())
             assert engine.kept() == ()
-            sync(engine, reports(a="sugar"))
+            sync(engine, reports(a="sugar"), **record())
             [kept] = engine.kept()
             assert kept.documents == ("a",)
             assert cached(engine, report("a", "sugar"))
@@ -194,7 +198,7 @@ class TestTheRecord:
         path = tmp_path / "record.json"
         with engine_of() as engine:
             sync(engine, reports(a="salt", b="rain"), record=SyncRecord(path))
-        assert set(json.loads(path.read_text())) == {"a", "b"}
+        assert set(json.loads(path.read_text())["documents"]) == {"a", "b"}
         assert "salt" not in path.read_text()
         with engine_of() as engine:
             synced = sync(engine, reports(a="sugar"), record=SyncRecord(path))
