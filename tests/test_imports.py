@@ -107,7 +107,7 @@ MAY_IMPORT = {
         "prompt",
     ],
     "ragcache_engine.knowledge": ["knowledge"],
-    "ragcache_engine.prompt": ["prompt", "tenants", "latest_items", "values", "errors"],
+    "ragcache_engine.prompt": ["prompt", "tenants", "latest_items", "values", "checks", "errors"],
     "ragcache_engine.processes": [],
     "ragcache_engine.tiers": [
         "tiers",
@@ -211,7 +211,14 @@ MAY_IMPORT = {
         "values",
         "errors",
     ],
-    "ragcache_engine.observing": ["cache_stats", "observing", "protocols", "tiers", "values"],
+    "ragcache_engine.observing": [
+        "cache_stats",
+        "observing",
+        "protocols",
+        "tenants",
+        "tiers",
+        "values",
+    ],
     "ragcache_engine.requests": [
         "cache_stats",
         "requests",
@@ -237,6 +244,7 @@ MAY_IMPORT = {
         "knowledge",
         "prompt",
         "protocols",
+        "tenants",
         "values",
         "checks",
     ],

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from ragcache_engine.protocols import BackendRequest
+from ragcache_engine.tenants import forget_ids_of
 from ragcache_engine.values import Document, HitRate, Usage
 
 MOST_CHAINS = 64
@@ -31,6 +32,13 @@ class _Count:
         self.cached_tokens += cached_tokens
         self.borrowed_tokens += borrowed_tokens
 
+    def join(self, other: _Count) -> None:
+        self.prompts += other.prompts
+        self.tokens += other.tokens
+        self.cached_tokens += other.cached_tokens
+        self.borrowed_tokens += other.borrowed_tokens
+        self.label = other.label or self.label
+
 
 class HitRates:
     """Counts of answered prompts. Any thread may call any method."""
@@ -40,7 +48,7 @@ class HitRates:
     ) -> None:
         self._most_chains, self._most_documents = most_chains, most_documents
         self._chains: OrderedDict[Hashable, _Count] = OrderedDict()
-        self._documents: OrderedDict[str, _Count] = OrderedDict()
+        self._documents: OrderedDict[tuple[str | None, str], _Count] = OrderedDict()
         self._unnamed_chains = 0
         self._lock = threading.Lock()
 
@@ -67,25 +75,31 @@ class HitRates:
         if not usage.has_account:
             return
         cached_tokens = usage.cached.total
-        borrowed = {
-            one.document: one.borrowed + one.joined for one in usage.reused if one.tier is not None
-        }
+        reused: dict[str, int] = defaultdict(int)
+        for one in usage.reused:
+            reused[one.document] += one.borrowed + one.joined if one.tier is not None else 0
         labels = {document.id: document.label for document in retrieved}
+        tokens: dict[str, int] = defaultdict(int)
+        cached: dict[str, int] = defaultdict(int)
+        for segment in request.segments:  # a document may stand in a prompt several times
+            if (name := segment.document_id) is not None:
+                tokens[name] += len(segment)
+                cached[name] += max(0, min(segment.end, cached_tokens) - segment.start)
         with self._lock:
-            for segment in request.segments:
-                name = segment.document_id
-                if name is not None:
-                    cached = max(0, min(segment.end, cached_tokens) - segment.start)
-                    count = self._documents.setdefault(name, _Count(name))
-                    count.add(len(segment), cached, borrowed.get(name, 0))
-                    count.label = labels.get(name) or count.label
-                    _keep_latest(self._documents, name, self._most_documents)
+            for name in tokens:
+                key = request.tenant, name
+                count = self._documents.setdefault(key, _Count(name))
+                count.add(tokens[name], cached[name], reused[name])
+                count.label = labels.get(name) or count.label
+                _keep_latest(self._documents, key, self._most_documents)
 
     def forget(self, document_ids: Iterable[str]) -> None:
-        """Forget the counts of these documents."""
+        """Forget the counts of these documents, and of tenants'."""
+        doomed = set(document_ids)
         with self._lock:
-            for name in document_ids:
-                self._documents.pop(name, None)
+            for tenant, name in list(self._documents):
+                if not doomed.isdisjoint((name, *forget_ids_of(tenant))):
+                    del self._documents[tenant, name]
 
     def by_chain(self) -> tuple[HitRate, ...]:
         """Return the chains' rates, those with the most tokens first."""
@@ -93,9 +107,12 @@ class HitRates:
             return _largest_first(self._chains.values())
 
     def by_document(self) -> tuple[HitRate, ...]:
-        """Return the documents' rates, those with the most tokens first."""
+        """Return the documents' rates, those with the most tokens first; of all tenants together."""
+        together: dict[str, _Count] = {}
         with self._lock:
-            return _largest_first(self._documents.values())
+            for (_, name), count in self._documents.items():
+                together.setdefault(name, _Count(name)).join(count)
+        return _largest_first(together.values())
 
     def _name_of(self, chain: Hashable) -> str:
         if chain is None:

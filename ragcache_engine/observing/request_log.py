@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
 from ragcache_engine.protocols import BackendRequest
+from ragcache_engine.tenants import forget_ids_of
 from ragcache_engine.tiers.provenance import PromptSources, TracedDocument, trace_document
 from ragcache_engine.values import CachedTokens, TokenSegment, Usage
 
@@ -91,6 +92,7 @@ class _Entry:
     segments: Sequence[TokenSegment]
     question: str
     sources: PromptSources | None
+    tenant: str | None
 
 
 class RequestLog:
@@ -114,8 +116,15 @@ class RequestLog:
                 request.segments,
                 _end_of_question(request),
                 sources,
+                request.tenant,
             )
         )
+
+    def forget(self, document_ids: Iterable[str]) -> None:
+        """Forget what tenants asked. document_ids: of what is forgotten, tenants among it."""
+        doomed = set(document_ids)
+        kept = [one for one in self._entries if doomed.isdisjoint(forget_ids_of(one.tenant))]
+        self._entries = deque(kept, maxlen=REMEMBERED)
 
     def recent(self) -> tuple[FinishedRequest, ...]:
         """Return the last answered requests, the oldest first."""

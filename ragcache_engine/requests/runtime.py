@@ -168,7 +168,11 @@ class Runtime:
         It raises what CacheUpkeep.forget does.
         """
         self._require_not_closing()
-        return self._thread.submit(self._upkeep.forget(document_ids))
+        return self._thread.submit(self._forget(document_ids))
+
+    async def _forget(self, document_ids: Sequence[str]) -> None:
+        self._requests.log.forget(document_ids)
+        await self._upkeep.forget(document_ids)
 
     def touch_if_cached(self, requests: Sequence[BackendRequest]) -> Future[list[bool]]:
         """Begin to look up which requests some tier holds whole.

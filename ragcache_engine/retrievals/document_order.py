@@ -10,6 +10,7 @@ Source: RAGCache, §5.1; Cache-Craft, §3 (how few tokens exact prefixes reuse w
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from functools import partial
 from hashlib import blake2b
 from threading import Lock
 
@@ -32,8 +33,14 @@ class DocumentOrdering:
     ) -> None:
         self.order = order
         self._arrange = DOCUMENT_ORDERS[order]
-        self._cache = DocumentCache(capacity_tokens, policy, block_tokens=1)
+        self._make = partial(DocumentCache, capacity_tokens, policy, block_tokens=1)
+        self._cache = self._make()
         self._lock = Lock()
+
+    def clear(self) -> None:
+        """Estimate anew, as after a tenant was forgotten."""
+        with self._lock:
+            self._cache = self._make()
 
     def positions(self, documents: Sequence[Document], chain: Hashable) -> list[int]:
         """Return the positions of the documents in the order that the prompt should have, each once."""
@@ -67,7 +74,7 @@ def _path(documents: Sequence[Document], chain: Hashable) -> tuple[Segment, ...]
             Segment(
                 document.id,
                 1 + len(document.text) // CHARACTERS_PER_TOKEN,
-                blake2b(document.text.encode(), digest_size=8).digest(),
+                blake2b(document.text.encode("utf-8", "surrogatepass"), digest_size=8).digest(),
             )
             for document in documents
         ),

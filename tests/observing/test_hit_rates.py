@@ -82,6 +82,27 @@ def test_borrowed_tokens_are_counted_apart_from_cached_ones(memory_engine: RAGCa
     }
 
 
+def test_a_document_that_stands_twice_in_a_prompt_counts_once(memory_engine: RAGCacheEngine):
+    prompt = f"{TIDES.text}\n\n{SALT.text}\n\n{TIDES.text}\n\nWhy?"
+    request = memory_engine._intake.prepare(prompt, [TIDES, SALT], None, None).request
+    rates = HitRates()
+    again = DocumentReuse("tides", 20, "device", borrowed=18, recomputed=2)
+    rates.count_documents(request, used(len(request.prompt), 20, again))
+    tides = next(one for one in rates.by_document() if one.name == "tides")
+    assert (tides.prompts, tides.borrowed_tokens) == (1, 18)
+    lengths = [len(one) for one in request.segments if one.document_id == "tides"]
+    assert tides.tokens == sum(lengths)
+
+
+def test_what_a_forgotten_tenant_asked_is_not_named_any_more(memory_engine: RAGCacheEngine):
+    for tenant in ("shop::anna", "press"):
+        memory_engine.generate(f"{TIDES.text}\n\nOf {tenant}?", [TIDES], FEW, tenant=tenant)
+    assert memory_engine.stats().by_document[0].prompts == 2
+    memory_engine.forget_tenant("shop")
+    assert [one.question for one in memory_engine.recent_requests()] == ["Of press?"]
+    assert memory_engine.stats().by_document[0].prompts == 1
+
+
 def test_forgotten_documents_are_not_named_any_more(memory_engine: RAGCacheEngine):
     ask(memory_engine, "Why?", TIDES)
     memory_engine.forget(["tides"])

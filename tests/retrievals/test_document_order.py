@@ -54,6 +54,24 @@ def test_cached_puts_first_what_another_prompt_began_with():
     assert ordered.positions(documents("a", "c", "b"), "another chain") == [0, 1, 2]
 
 
+def test_one_tenants_prompts_order_no_others_documents(engine_on: Callable[..., RAGCacheEngine]):
+    engine = engine_on(MemoryBackend(), document_order="cached")
+    a, b = documents("a", "b")
+
+    def ask(tenant: str, *found: Document) -> list[str]:
+        with engine.retrieval("Why?", tenant=tenant) as retrieval:
+            ordered = [found[at] for at in retrieval.order(found)]
+            retrieval.found(ordered)
+        engine.generate("\n\n".join([*(one.text for one in ordered), "Why?"]), tenant=tenant)
+        return [one.id for one in ordered]
+
+    assert ask("shop", b) == ["b"]
+    assert ask("press", a, b) == ["a", "b"]
+    assert ask("shop", a, b) == ["b", "a"]
+    engine.forget_tenant("shop")
+    assert ask("shop", a, b) == ["a", "b"]
+
+
 @pytest.mark.parametrize(("order", "first"), [("retrieved", "a"), ("cached", "b")])
 def test_an_engine_tells_retrievers_the_order_it_was_set_up_with(
     engine_on: Callable[..., RAGCacheEngine], order: str, first: str
