@@ -534,7 +534,7 @@ class RAGCacheEngine:
         prefills = await self.threads.search(
             partial(self._plan_warming, document_sets, template, chain, corpus, neighbours, tenant)
         )
-        return await prefill_all_async(prefills, prefiller, self.threads.search, progress=progress)
+        return await prefill_all_async(prefills, prefiller, self.threads.prepare, progress=progress)
 
     def keep(
         self,
@@ -855,8 +855,9 @@ class RAGCacheEngine:
                 "forget_tenant takes a tenant's name; documents of requests without a tenant are "
                 "forgotten by id"
             )
-        for key in [key for key in self._sync_records if forget_id(named) in forget_ids_of(key[0])]:
-            del self._sync_records[key]
+        for key in list(self._sync_records):  # others may sync meanwhile
+            if forget_id(named) in forget_ids_of(key[0]):
+                self._sync_records.pop(key, None)
         return self._begin_forgetting([forget_id(named)])
 
     def clear_cache(self) -> None:

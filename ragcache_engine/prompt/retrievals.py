@@ -19,6 +19,9 @@ from ragcache_engine.prompt.template import Render
 from ragcache_engine.tenants import forget_ids_of
 from ragcache_engine.values import Document
 
+CLAIMED_WITHIN_S = 60.0
+"""So long after its beginning a retrieval may lead to a prompt that puts its question in other words."""
+
 MOST_BYTES = 128 << 20
 """How much memory the documents of the remembered retrievals may take."""
 
@@ -153,15 +156,24 @@ class RetrievalLog:
                     )
                     self._entries[number] = replace(entry, retrieval=retrieval, landmarks=landmarks)
 
-    def match(self, prompt: str, tenant: str | None = None, *, claims: bool = True) -> PromptMatch:
+    def match(
+        self,
+        prompt: str,
+        tenant: str | None = None,
+        *,
+        claims: bool = True,
+        now_s: float | None = None,
+    ) -> PromptMatch:
         """Recognise remembered documents in the prompt, and claim the retrieval it was made from.
 
         tenant: whose prompt it is. What other tenants retrieved takes no part. claims: False leaves the
-          retrieval unclaimed, and out of the result.
+          retrieval unclaimed, and out of the result. now_s: the time on the backend's clock, if some may
+          be too old.
 
         A retrieval can be claimed once, so that its time counts once. Of the unclaimed retrievals with
         documents in the prompt, those whose question stands there come first, then those with most
-        documents there, then the newest.
+        documents there, then the newest. One whose question does not stand there is no prompt's any more
+        after CLAIMED_WITHIN_S: nobody asked, and its documents are there by chance.
         """
         words = words_of(prompt)
         with self._lock:
@@ -181,11 +193,16 @@ class RetrievalLog:
         if not found:
             return PromptMatch(spans)
         corpora = _find_corpora(entries, prompt, words, found)
-        claimed = self._claim(prompt, words, tenant, found) if claims else None
+        claimed = self._claim(prompt, words, tenant, found, now_s) if claims else None
         return PromptMatch(spans, claimed, corpora)
 
     def _claim(
-        self, prompt: str, words: frozenset[str], tenant: str | None, found: dict[str, int]
+        self,
+        prompt: str,
+        words: frozenset[str],
+        tenant: str | None,
+        found: dict[str, int],
+        now_s: float | None,
     ) -> Retrieval | None:
         """Claim the retrieval that the prompt was made from; see `match`.
 
@@ -198,6 +215,13 @@ class RetrievalLog:
                 for number in self._unclaimed
                 if (entry := self._entries[number]).retrieval.is_visible_to(tenant)
             }
+            if now_s is not None:
+                oldest_s = now_s - CLAIMED_WITHIN_S
+                unclaimed = {
+                    number: entry
+                    for number, entry in unclaimed.items()
+                    if entry.retrieval.started_s > oldest_s or entry.has_question_in(prompt, words)
+                }
             best = _find_source(unclaimed, prompt, words, found)
             if best is None:
                 return None

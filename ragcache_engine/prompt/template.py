@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from string import Formatter
 
+from ragcache_engine.checks import shown
 from ragcache_engine.errors import InvalidArgument
 from ragcache_engine.prompt.form import read_forms
 from ragcache_engine.values import Document
@@ -59,7 +60,7 @@ class Template:
             >>> Template.from_text("{context} Question: {question}", between="; ").after
             ' Question: {question}'
         """
-        names = [name for _, name, _, _ in Formatter().parse(text) if name is not None]
+        names = [name for _, name, _, _ in _parse(text) if name is not None]
         context, question = cls.slots(names)
         parts = _parts(text, {context: None} | ({question: QUESTION} if question else {}))
         at = parts.index(None)
@@ -127,13 +128,23 @@ def as_render(template: str | Render) -> Render:
     return template
 
 
+def _parse(text: str) -> list[tuple[str, str | None, str | None, str | None]]:
+    """Split a format string. Raises InvalidArgument for a single brace."""
+    try:
+        return list(Formatter().parse(text))
+    except ValueError as error:
+        raise InvalidArgument(
+            f"{shown(text)} is no template: {error}. To write a brace, double it"
+        ) from error
+
+
 def _parts(text: str, names: dict[str, str | None]) -> list[str | None]:
     """Split a format string at its slots, and put what `names` gives in their places.
 
     The fixed parts stay format strings, with doubled braces. Raises InvalidArgument for other slots.
     """
     parts: list[str | None] = []
-    for fixed, name, form, conversion in Formatter().parse(text):
+    for fixed, name, form, conversion in _parse(text):
         parts.append(_escape(fixed))
         if name is None:
             continue

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterator
 from concurrent.futures import Future
-from contextlib import aclosing
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -83,6 +83,7 @@ class RequestRunner:
         self._given_up: str | None = None
         self._is_closing = False
         self._learners = DaemonThreads(LEARNED_AT_ONCE, "ragcache-learning")
+        self._learners_hang = False
         self._is_up = threading.Event()
         self._is_up.set()
         self.stats = CacheStats()
@@ -100,7 +101,7 @@ class RequestRunner:
         limit = asyncio.timeout(prepared.timeout_s)
         try:
             self._require_not_closing()
-            async with limit, aclosing(self._generate_pieces(prepared)) as pieces:
+            async with limit, aclosing(self._generate_pieces(prepared, limit)) as pieces:
                 async for piece in pieces:
                     if piece.usage:
                         if not limit.expired():  # whoever has the whole answer needs no more
@@ -156,7 +157,9 @@ class RequestRunner:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _generate_pieces(self, prepared: PreparedRequest) -> AsyncGenerator[Piece, None]:
+    async def _generate_pieces(
+        self, prepared: PreparedRequest, limit: asyncio.Timeout
+    ) -> AsyncGenerator[Piece, None]:
         request, now = prepared.request, self._backend.now
         cached, first_token_s, output_tokens = CachedTokens(), None, 0
         prompt_tokens = request.expected_tokens
@@ -170,7 +173,8 @@ class RequestRunner:
             lost_tokens = output_tokens
             self.stats = replace(self.stats, retried=self.stats.retried + 1)
             if isinstance(failure, EngineDied):
-                await self._restart_backend(restarts, failure)
+                with _not_counting(limit):
+                    await self._restart_backend(restarts, failure)
 
         with self._pipeline.claim(request, prepared.search_number) as claim:
             generated = run_with_retry(
@@ -226,8 +230,12 @@ class RequestRunner:
 
     async def _end_learning(self, learning: Future[None]) -> None:
         """Wait until a prompt was learned from, but not for ever: no answer depends on it."""
+        if self._learners_hang and learning.cancel():
+            return
         ended = asyncio.wrap_future(learning)
         await asyncio.wait({ended}, timeout=LEARN_S)
+        # Then templates that never return have the threads, and later answers need not wait as well.
+        self._learners_hang = not ended.done() and learning.cancel()
         ended.cancel()
 
     async def _restart_backend(self, restarts: int, death: EngineDied) -> None:
@@ -342,3 +350,18 @@ def _describe_reuse(delta: Delta, *, is_resumed: bool) -> dict[str, Any]:
         "recomputed_tokens": reuse.recomputed_tokens,
         "reused": tuple(reuse.documents),
     }
+
+
+@contextmanager
+def _not_counting(limit: asyncio.Timeout) -> Iterator[None]:
+    """Let a request's time stand still, as while the model starts again."""
+    if limit.expired():
+        yield
+        return
+    now, ends_s = asyncio.get_running_loop().time, limit.when()
+    left_s = None if ends_s is None else ends_s - now()
+    limit.reschedule(None)
+    try:
+        yield
+    finally:
+        limit.reschedule(None if left_s is None else now() + left_s)

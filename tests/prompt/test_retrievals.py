@@ -14,7 +14,12 @@ from thoroughness import examples
 from ragcache_engine import Document
 from ragcache_engine.prompt import retrievals
 from ragcache_engine.prompt.landmarks import words_of
-from ragcache_engine.prompt.retrievals import PromptMatch, Retrieval, RetrievalLog
+from ragcache_engine.prompt.retrievals import (
+    CLAIMED_WITHIN_S,
+    PromptMatch,
+    Retrieval,
+    RetrievalLog,
+)
 from ragcache_engine.prompt.segments import Span, find_documents
 
 
@@ -53,6 +58,15 @@ def test_the_first_prompt_made_from_a_retrieval_claims_it_and_the_next_does_not(
     again = log.match(prompt("Why?", "cats"))
     assert again.retrieval is None
     assert [span.document_id for span in again.spans] == ["cats"]
+
+
+def test_a_retrieval_about_which_nobody_asked_soon_is_no_prompts_any_more():
+    old, asked = retrieval("Why?", "cats"), retrieval("How?", "dogs")
+    log = log_of(old, asked)
+    late_s = old.started_s + CLAIMED_WITHIN_S + 1
+    assert log.match(prompt("Something else?", "cats"), now_s=late_s).retrieval is None
+    assert log.match(prompt("How?", "dogs"), now_s=late_s).retrieval is asked, "its own question"
+    assert log.match(prompt("Something else?", "cats"), now_s=late_s - 2).retrieval is old
 
 
 def test_a_look_that_claims_nothing_leaves_the_retrieval_to_the_next():

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragcache_engine import Document
+from ragcache_engine import Document, InvalidArgument
 from ragcache_engine.prompt import Template, as_render
 
 CATS, DOGS = Document("cats", "Cats {sleep}."), Document("dogs", "Dogs %s bark {question}.")
@@ -39,7 +39,7 @@ def test_the_names_of_both_frameworks_are_known(text: str):
     ],
 )
 def test_a_text_that_is_no_template_is_refused(text: str, reason: str):
-    with pytest.raises(ValueError, match=reason):
+    with pytest.raises(InvalidArgument, match=reason):
         as_render(text)
 
 

@@ -12,6 +12,7 @@ import pytest
 from waiting import eventually
 
 from ragcache_engine import (
+    Document,
     EngineClosed,
     EngineDied,
     EngineStartFailed,
@@ -224,6 +225,42 @@ def test_a_backend_that_is_silent_twice_is_restarted_for_those_who_come_later(
         engine.generate("Is anybody there?")
     assert engine.generate("And now?").text == "You asked: And now?"
     assert backend.starts == 2
+
+
+def test_while_the_model_starts_again_a_requests_time_stands_still(
+    engine_on: Callable[..., RAGCacheEngine],
+):
+    may_start = threading.Event()
+    backend = Mortal(waits_for=may_start)
+    engine = engine_on(backend)
+    backend.is_killed = True
+    waking = threading.Timer(0.5, may_start.set)
+    waking.start()
+    assert engine.generate("Who waits?", timeout_s=0.3).text == "You asked: Who waits?"
+    assert backend.starts == 2
+    waking.join()
+
+
+def test_templates_that_never_return_hold_up_two_answers_and_no_more(
+    engine_on: Callable[..., RAGCacheEngine], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("ragcache_engine.requests.runner.LEARN_S", 0.05)
+    engine, ended = engine_on(MemoryBackend()), threading.Event()
+    submitted: list[object] = []
+    learners = engine._runtime._requests._learners
+    submit = learners.submit
+    monkeypatch.setattr(
+        learners, "submit", lambda call: submitted.append(call) or submit(ended.wait)
+    )
+    for number in range(6):
+        with engine.retrieval(f"Question {number}?") as retrieval:
+            retrieval.found([Document("sky", "The sky is blue because air scatters light. " * 9)])
+        engine.generate(
+            f"{'The sky is blue because air scatters light. ' * 9}\n\nQuestion {number}?"
+        )
+    assert len(submitted) == 6
+    assert engine._runtime._requests._learners_hang
+    ended.set()
 
 
 def test_closing_during_a_restart_ends_everybody(engine_on: Callable[..., RAGCacheEngine]):
