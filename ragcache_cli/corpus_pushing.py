@@ -112,6 +112,8 @@ def look_at_files(path: Path) -> dict[str, tuple[int, int]]:
     paths = [path] if path.is_file() else path.rglob("*")
     found = {}
     for one in paths:
+        if any(part.startswith(".") for part in one.relative_to(path).parts):
+            continue  # what is hidden is not pushed; the index lies there
         with suppress(OSError):  # removed meanwhile
             if stat.S_ISREG((told := one.stat()).st_mode):
                 found[str(one)] = told.st_mtime_ns, told.st_size

@@ -189,7 +189,7 @@ def _html(stem: str, text: str) -> list[Section]:
 def _jsonl(stem: str, text: str) -> list[Section]:
     """Return a section for each line: {"text": ...}, perhaps with "title" and "id"."""
     sections = []
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
         try:

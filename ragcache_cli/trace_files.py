@@ -128,7 +128,7 @@ def _lines(path: Path) -> Iterable[tuple[int, str]]:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise BadTrace(f"{path} cannot be read: {error}") from error
-    return [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
+    return [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
 
 
 def _question(line: str) -> str:

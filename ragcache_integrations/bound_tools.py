@@ -42,7 +42,11 @@ class BoundTools:
             return cls(tools)
         if choice is True or choice in MUST_CALL:
             return cls(tools, must_call=True)
-        name = choice["function"]["name"] if isinstance(choice, Mapping) else choice
+        match choice:
+            case {"function": {"name": name}}:
+                pass
+            case _:
+                name = choice
         names = [tool["function"]["name"] for tool in tools]
         if name not in names:
             raise BadRequest(

@@ -90,10 +90,11 @@ def _as_document(passage: Passage) -> Document:
 
 def _read_gold(path: Path) -> list[tuple[str, ...]]:
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise BadTrace(f"{path} cannot be read: {error}") from error
-    return [_accepted_in(line) for line in lines]
+    # Not splitlines, which cuts JSON at characters that its strings may hold.
+    return [_accepted_in(line) for line in text.removesuffix("\n").split("\n") if text]
 
 
 def _accepted_in(line: str) -> tuple[str, ...]:

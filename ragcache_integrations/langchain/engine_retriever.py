@@ -203,7 +203,7 @@ def engine_document(document: Document) -> ragcache_engine.Document:
     # A store that an early LangChain pickled holds documents without the attribute `id`.
     name = getattr(document, "id", None) or None
     return ragcache_engine.Document(
-        id=name or sha256(text.encode()).hexdigest(),
+        id=name or sha256(text.encode("utf-8", "surrogatepass")).hexdigest(),
         text=text,
         label=label_of(name, document.metadata),
     )

@@ -209,6 +209,6 @@ def _parse_object(text: str) -> dict[str, Any] | None:
     """Return the JSON object that a text is; None for any other text."""
     try:
         value = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None

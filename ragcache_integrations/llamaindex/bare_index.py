@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -54,9 +55,9 @@ def objects_by_id(nodes: BareNodes) -> dict[str, Any]:
 
 
 def _check_distinct(by_id: Mapping[int, BaseNode]) -> None:
-    names = [node.node_id for node in by_id.values()]
-    if len(set(names)) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
+    names = Counter(node.node_id for node in by_id.values())
+    if len(names) < len(by_id):
+        [(twice, _)] = names.most_common(1)
         raise IndexOutOfStep(
             f"the node id {twice!r} stands for more than one vector; give each node an id of its own"
         )

@@ -104,7 +104,7 @@ def _message(text: str, calls: Sequence[ToolCall], reasoning: str) -> ChatMessag
 def _call_block(call: ToolCall) -> ToolCallBlock:
     try:
         arguments = json.loads(call.arguments)
-    except ValueError:
+    except (ValueError, RecursionError):
         arguments = None
     return ToolCallBlock(
         tool_call_id=call.id,

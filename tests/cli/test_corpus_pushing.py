@@ -82,6 +82,16 @@ def test_a_watched_file_is_pushed_again_when_it_has_changed(lines, server, capsy
     assert all(what in line for what, line in zip(told, said, strict=True))
 
 
+def test_what_is_hidden_in_a_watched_folder_is_no_change(tmp_path):
+    (tmp_path / "notes.md").write_text("The sea is salty.")
+    before = corpus_pushing.look_at_files(tmp_path)
+    (tmp_path / ".ragcache").mkdir()
+    (tmp_path / ".ragcache" / "index").write_text("of the notes")
+    assert corpus_pushing.look_at_files(tmp_path) == before
+    (tmp_path / "more.md").write_text("Rivers are not.")
+    assert corpus_pushing.look_at_files(tmp_path) != before
+
+
 def test_a_corpus_is_warmed_once_a_question_was_asked(lines, server, capsys):
     to = ["--server", server.url]
     main(["corpus", "push", str(lines), *to])

@@ -42,6 +42,12 @@ def test_html_without_a_title_or_with_an_unclosed_block_still_reads(tmp_path):
     assert section == Section("bare", "first\n\nsecond")
 
 
+def test_a_line_of_jsonl_ends_where_json_says(tmp_path):
+    text = "One\u2028two\u0085three."
+    lines = json.dumps({"text": text}, ensure_ascii=False) + "\r\n"
+    assert [one.text for one in read_file(written(tmp_path, "data.jsonl", lines))] == [text]
+
+
 def test_jsonl_gives_a_section_a_line(tmp_path):
     records = [{"text": "a", "title": "T", "id": 7}, {"text": "b"}]
     lines = "\n".join(map(json.dumps, records)) + "\n\n"

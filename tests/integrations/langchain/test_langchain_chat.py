@@ -632,9 +632,12 @@ def test_a_call_that_is_cut_off_is_told_as_invalid(chat):
     assert message.response_metadata["finish_reason"] == "length"
 
 
-def test_a_tool_that_is_not_bound_cannot_be_chosen(chat):
+@pytest.mark.parametrize(
+    "choice", ["sub", {"type": "tool", "name": "sub"}, {"function": {}, "name": "sub"}]
+)
+def test_a_tool_that_is_not_bound_cannot_be_chosen(chat, choice):
     with pytest.raises(BadRequest, match="sub"):
-        chat.bind_tools([add], tool_choice="sub")
+        chat.bind_tools([add], tool_choice=choice)
 
 
 def test_tools_and_what_became_of_calls_reach_the_model(chat, recorded):
