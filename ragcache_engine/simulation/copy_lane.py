@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 HOST_BYTES_PER_S = 4e9
-"""Between device and host, in each direction: what the cache manager assumes before its first copy."""
+"""Between device and host, in each direction, unless it is said."""
 
 DISK_BYTES_PER_S = 1e9
-"""Between host and disk, in each direction: what the cache manager assumes before its first copy."""
+"""Between host and disk, in each direction, unless it is said."""
 
 ROUNDING_S = 1e-9
 """Seconds within which two times count as equal, because rounding may leave the clock a little early."""

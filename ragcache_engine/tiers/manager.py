@@ -108,6 +108,7 @@ class CacheManager(Generic[B]):
         self._pool: FreeDeviceBlocks[B] = FreeDeviceBlocks()
         self._files = DiskFiles()
         self.naming: Naming | None = None
+        self._marks: dict[str, str] = {}  # of known documents and tenants, by id
         self.index: BlockIndex[B] = BlockIndex(
             policy,
             block_tokens,
@@ -506,9 +507,12 @@ class CacheManager(Generic[B]):
     def _apply_tombstones(self) -> None:
         """Forget what other engines on the disk's folder have forgotten lately."""
         if self.naming and (times := self._disk.take_forgotten()):
-            ids = (*self.index.documents(), *self.index.forget_ids())
-            named = {self.naming.mark(one): one for one in ids}
-            self.forget([named[mark] for mark in times if mark in named], times)
+            ids = {*self.index.documents(), *self.index.forget_ids()}
+            for gone in self._marks.keys() - ids:
+                del self._marks[gone]
+            for new in ids - self._marks.keys():  # marks are digests, and there may be many
+                self._marks[new] = self.naming.mark(new)
+            self.forget([one for one, mark in self._marks.items() if mark in times], times)
 
     # -- keeping -----------------------------------------------------------------------------------
 

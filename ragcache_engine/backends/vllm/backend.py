@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import count, starmap
-from threading import BoundedSemaphore
+from threading import BoundedSemaphore, Lock
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
@@ -148,6 +148,7 @@ class VLLMBackend:
         self._engine_id: str | None = None
         self._disk_threads = DaemonThreads(FORGOTTEN_AT_ONCE, "ragcache-forgetting")
         # Opened when something is forgotten.
+        self._opening_shared = Lock()
         self._shared: tuple[SharedStore, ForgottenElsewhere] | None = None
         self._counters = Counters()
         self._upkeep_numbers = count()
@@ -406,6 +407,12 @@ class VLLMBackend:
                     )
             except (OSError, ConfigError, StoreAway) as error:
                 failure = error
+            # Files of earlier processes and of other engines, which the scheduler does not know: before
+            # it forgets, or a request could load them once it has.
+            try:
+                await self._disk_threads.run(partial(self._forget_files, document_ids))
+            except (OSError, ConfigError) as error:
+                failure = failure or error
         try:
             if not (self._has_tiers and await self._tell_schedulers(llm, document_ids, tombstones)):
                 await _reset_own_cache(llm)
@@ -413,12 +420,6 @@ class VLLMBackend:
             raise EngineDied(
                 "vLLM's process ended while documents were to be forgotten: forget them again"
             ) from error.with_traceback(None)
-        if self._has_tiers and self._budget.disk_bytes:
-            # The scheduler does not know the files of earlier processes and of other engines.
-            try:
-                await self._disk_threads.run(partial(self._forget_files, document_ids))
-            except (OSError, ConfigError) as error:
-                failure = failure or error
         if failure:
             raise EngineError(
                 f"this engine forgot the documents, but could not tell other engines that use "
@@ -439,10 +440,11 @@ class VLLMBackend:
         """
         assert self._budget.shared is not None
         keys = self._budget.open_keys()
-        if self._shared is None:
-            store = open_store(self._budget.shared)
-            self._shared = store, ForgottenElsewhere(self._budget.folder(), store, keys)
-        _, forgotten = self._shared
+        with self._opening_shared:
+            if self._shared is None:
+                store = open_store(self._budget.shared)
+                self._shared = store, ForgottenElsewhere(self._budget.folder(), store, keys)
+            _, forgotten = self._shared
         mark = (keys.naming if keys else PLAIN).mark
         tenants = [mark(one) for one in document_ids if tenant_of(one) is not None]
         return forgotten.forget([*map(mark, document_ids)], tenants)
@@ -552,8 +554,9 @@ class VLLMBackend:
         return answer
 
     def adopted(self, request_id: str) -> None:
-        # The next request tells the scheduler. Until then, no decision depends on the adoption.
-        self._adopted.append(request_id)
+        if self._has_tiers:
+            # The next request tells the scheduler. Until then, no decision depends on the adoption.
+            self._adopted.append(request_id)
 
     def counters(self) -> Counters:
         return self._counters
@@ -576,8 +579,9 @@ class VLLMBackend:
         if self._engine_id:
             # In case vLLM's processes were killed while they started.
             shared_memory.remove(shared_memory.name_memory(self._engine_id))
-        if self._shared:
-            self._shared[0].close()
+        shared, self._shared = self._shared, None  # the backend may start again
+        if shared:
+            shared[0].close()
         self._log.close()
 
 

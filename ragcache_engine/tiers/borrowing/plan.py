@@ -22,6 +22,10 @@ from typing import NamedTuple
 from ragcache_engine.tiers.borrowing.context import Context
 from ragcache_engine.tiers.prompts import SegmentEnd
 
+MOST_DONOR_TOKENS = 1 << 20
+"""Of one prompt's donors together. The scheduler copies and hashes each with the text before it, some
+0.2 s for so many, and everybody waits meanwhile."""
+
 
 class WhyExact(StrEnum):
     """Why a prompt borrows nothing."""
@@ -32,6 +36,7 @@ class WhyExact(StrEnum):
     SHORT = "the documents after the first are so short that borrowing gains nothing"
     TOO_LONG = "a document and its context are longer than the model's context"
     NO_ROOM = "device memory does not hold the prompt, its answer and its donors at once"
+    MANY = "so many documents stand behind so long a text that planning would hold up others"
     NOT_PREPARED = "its donors are computed later, in idle time: answering exactly was quicker"
     CACHED = "its exact tensors are cached: answering exactly was quicker"
     OTHER_INPUT = "token ids alone do not determine the tensors"
@@ -251,6 +256,10 @@ def plan_borrowing(
         return WhyExact.SHORT
     system = token_ids[: count_system_tokens(segments)]
     exact = spans[:exact_documents]
+    needed = [contexts.get(spans[at].document) for at in borrowed if at not in lenders.served]
+    in_contexts = sum(len(context.token_ids) for context in needed if context)
+    if len(needed) * len(system) + in_contexts > MOST_DONOR_TOKENS:
+        return WhyExact.MANY
     donors = [_make_first_donor(system, contexts, token_ids, exact, block_tokens)]
     for place in borrowed:
         donor = lenders.served.get(place)

@@ -10,11 +10,11 @@ attention to themselves, so here tokens are the weights.
 from __future__ import annotations
 
 import array
+from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
-from itertools import combinations
 from math import ceil
 
 from ragcache_engine.tenants import forget_ids_of
@@ -25,6 +25,8 @@ MOST_VARIANTS = 5
 """Of one document."""
 MOST_TOKENS = 2_000_000
 """Token ids that all variants keep together, 8 bytes each."""
+MOST_TOKENS_OF_PROMPT = MOST_TOKENS // 8
+"""So many of one prompt, or it would drive out everybody's."""
 
 Content = tuple[str | None, str, bytes]
 """The tenant, the document, and a digest of the system text and the document's tokens."""
@@ -47,18 +49,24 @@ class Variant:
     def donor(self) -> Donor:
         return Donor(tuple(self.token_ids), self.segments, self.start)
 
-    def measure_overlap(self, names: Sequence[str]) -> float:
-        """Return beta' (Cache-Craft, equations 6 to 8): how much of what stood before is in `names`.
+    def measure_overlap(self, places: Mapping[str, int], end: int) -> float:
+        """Return beta' (Cache-Craft, equations 6 to 8): how much of what stood before does so again.
 
+        places: for each document of a prompt its first place. end: at which place this one stands.
         Tokens of documents that stand before it in both, over all tokens of documents before it, times
         the share of pairs in the same order. 0 for a document that stood first.
         """
-        common = [(name, tokens) for name, tokens in self.before if name in names]
+        common = [(at, n) for name, n in self.before if (at := places.get(name, end)) < end]
         if not common:
             return 0.0
-        pairs = list(combinations([names.index(name) for name, _ in common], 2))
-        ordered = sum(left < right for left, right in pairs) / len(pairs) if pairs else 1.0
-        return ordered * sum(tokens for _, tokens in common) / sum(n for _, n in self.before)
+        pairs, ordered = len(common) * (len(common) - 1) // 2, 0
+        seen: list[int] = []
+        for at, _ in common:
+            place = bisect_left(seen, at)
+            ordered += place
+            seen.insert(place, at)
+        tokens = sum(n for _, n in common) / sum(n for _, n in self.before)
+        return tokens * (ordered / pairs if pairs else 1.0)
 
 
 class ServedDocuments:
@@ -85,13 +93,16 @@ class ServedDocuments:
         system_tokens: how many tokens stand before the first document.
         """
         system = token_ids[:system_tokens]
+        name_of = _naming(tenant, system, token_ids)
+        room = MOST_TOKENS_OF_PROMPT
         segments: list[SegmentEnd] = [(len(system), None)] if system else []
         before: list[tuple[str, int]] = []
         # vLLM keeps no block that is not full, and always computes the last token of a prompt.
         full = (len(token_ids) - 1) // self._block_tokens
         for span in spans:
             whole = min(ceil(span.known_end / self._block_tokens), full) * self._block_tokens
-            if whole <= span.start:
+            room -= whole + 1
+            if whole <= span.start or room < 0:
                 return
             # What fills the last block is the document's, so that the block is the document's.
             variant = Variant(
@@ -100,7 +111,7 @@ class ServedDocuments:
                 span.start,
                 tuple(before),
             )
-            self._keep(_name(tenant, system, token_ids, span), variant)
+            self._keep(name_of(span), variant)
             segments.append((span.end, span.document))
             before.append((span.document, span.end - span.start))
 
@@ -134,15 +145,17 @@ class ServedDocuments:
         spans: one at least. is_exact: returns whether some tier has the prompt's first tokens, this many,
         as computed behind the same tokens. is_held: returns whether some tier has a donor's tensors.
         """
-        system = token_ids[:system_tokens]
-        names = [span.document for span in spans]
+        name_of = _naming(tenant, token_ids[:system_tokens], token_ids)
+        places: dict[str, int] = {}
+        for place, span in enumerate(spans):
+            places.setdefault(span.document, place)
         exact = 0
         served: dict[int, Donor] = {}
         for place, span in enumerate(spans):
             if exact == place and (not place or is_exact(span.known_end)):
                 exact += 1
                 continue
-            donor = self._find(_name(tenant, system, token_ids, span), names[:place], is_held)
+            donor = self._find(name_of(span), places, place, is_held)
             if donor is not None:
                 served[place] = donor
             elif exact == place:
@@ -159,7 +172,11 @@ class ServedDocuments:
                     self._drop(name, variant)
 
     def _find(
-        self, name: Content, before: Sequence[str], is_held: Callable[[Donor], bool]
+        self,
+        name: Content,
+        places: Mapping[str, int],
+        place: int,
+        is_held: Callable[[Donor], bool],
     ) -> Donor | None:
         """Return the variant that was behind the most alike documents; the latest of equal ones."""
         variants = self._variants.get(name)
@@ -167,7 +184,7 @@ class ServedDocuments:
             return None
         self._variants.move_to_end(name)
         latest_first = variants[::-1]
-        latest_first.sort(key=lambda one: one.measure_overlap(before), reverse=True)
+        latest_first.sort(key=lambda one: one.measure_overlap(places, place), reverse=True)
         for variant in latest_first:
             donor = variant.donor
             if is_held(donor):
@@ -197,9 +214,15 @@ class ServedDocuments:
             del self._variants[name]
 
 
-def _name(
-    tenant: str | None, system: Sequence[int], token_ids: Sequence[int], span: DocumentSpan
-) -> Content:
-    content = sha256(array.array("q", [len(system), *system]).tobytes())
-    content.update(array.array("q", token_ids[span.start : span.known_end]).tobytes())
-    return tenant, span.document, content.digest()
+def _naming(
+    tenant: str | None, system: Sequence[int], token_ids: Sequence[int]
+) -> Callable[[DocumentSpan], Content]:
+    """Return what names the documents of a prompt."""
+    beginning = sha256(array.array("q", [len(system), *system]).tobytes())
+
+    def name(span: DocumentSpan) -> Content:
+        content = beginning.copy()
+        content.update(array.array("q", token_ids[span.start : span.known_end]).tobytes())
+        return tenant, span.document, content.digest()
+
+    return name

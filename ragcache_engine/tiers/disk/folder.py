@@ -172,6 +172,10 @@ class DiskFolder:
         """Return the marks of documents that another engine has forgotten, and when; each once."""
         return self._tombstones.find_new()
 
+    def tidy(self) -> None:
+        """Remove tombstones that are too old to matter; looks for them once an hour."""
+        self._tombstones.tidy()
+
     def note_forgotten(self, times: Mapping[str, int]) -> None:
         """Note that this engine holds nothing any more that was computed before these times."""
         self._tombstones.note(times)

@@ -130,21 +130,30 @@ class KeptFiles:
                 self._remove(name)
 
     def drop(self, name: str) -> list[str]:
-        """Keep the files of a set no longer; return the entries that `remove` has to remove for that.
+        """Keep the files of a set no longer; return the entries that `remove` has to look at for that.
 
-        What another engine that runs keeps of it stays kept; what an earlier process kept does not.
+        Asks no file system anything: which engines run is for `remove` to find out.
         """
         with self._lock:
-            doomed = [one for one, entry in self._of_set(name) if self._may_remove(entry)]
-            for one in doomed:
-                self._pop(one)
-            return doomed
+            of_set = self._of_set(name)
+            for one, entry in of_set:
+                if entry.engine == self._engine:
+                    self._pop(one)
+            return [one for one, _ in of_set]
 
     def remove(self, entries: Iterable[str]) -> None:
-        """Remove entries that were dropped, and not noted again since. Raises OSError."""
+        """Remove entries that were dropped, and not noted again since. Raises OSError.
+
+        What another engine that runs keeps of a set stays kept; what an earlier process kept does not.
+        """
         for name in entries:
-            if name not in self._entries:
-                (self._folder / name).unlink(missing_ok=True)
+            entry = self._entries.get(name)
+            if entry is not None:
+                if entry.engine == self._engine or self._is_alive(entry.engine):
+                    continue
+                with self._lock:
+                    self._pop(name)
+            (self._folder / name).unlink(missing_ok=True)
 
     # -- asking ------------------------------------------------------------------------------------
 

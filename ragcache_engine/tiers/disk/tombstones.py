@@ -20,6 +20,9 @@ KEPT_S = 30 * 86_400.0
 """Seconds after which a tombstone is removed: no engine leaves a write unfinished for so long."""
 
 
+TIDIED_EVERY_S = 3600.0
+
+
 class Tombstones:
     """The tombstones of one folder, and which of them this engine has acted upon.
 
@@ -32,8 +35,19 @@ class Tombstones:
         self._acted: dict[str, int] = {}  # by mark: when the document was forgotten
         self._told: dict[str, int] = {}
         self._looked_at = 0
+        self._tidied_s = time.monotonic()
         _remove_old(self._folder)
         self._acted = self._read()
+
+    def tidy(self) -> None:
+        """Remove what is older than KEPT_S, from the folder as from memory, once in TIDIED_EVERY_S."""
+        if time.monotonic() - self._tidied_s < TIDIED_EVERY_S:
+            return
+        self._tidied_s = time.monotonic()
+        _remove_old(self._folder)
+        oldest = time.time_ns() - int(KEPT_S * 1e9)
+        self._acted = {mark: at for mark, at in self._acted.items() if at > oldest}
+        self._told = {mark: at for mark, at in self._told.items() if at > oldest}
 
     def find_new(self) -> dict[str, int]:
         """Return marks, with their times, that this engine has not acted upon yet. Each is told once.

@@ -88,6 +88,10 @@ class _Looking:
     pass
 
 
+class _NotWritten(Exception):
+    """Nothing is written to the disk any more."""
+
+
 _LOOK = _Looking()
 
 
@@ -303,7 +307,7 @@ class DiskTransfers:
             size_bytes, failure = 0, None
             try:
                 if not self.is_writable:
-                    raise FolderFull("the disk tier is not written to any more")
+                    raise _NotWritten
                 size_bytes = self._folder.write(
                     copy.name, copy.marks, self._slots(copy.slot), self._is_known
                 )
@@ -312,7 +316,11 @@ class DiskTransfers:
                 failure = "full"
             except DocumentForgotten:
                 failure = "forgotten"
-            except (NotOurFile, KeyAway):  # the disk itself works: other blocks can be written
+            except (
+                NotOurFile,
+                KeyAway,
+                _NotWritten,
+            ):  # the disk itself works: other blocks can be written
                 failure = "unwritable"
             except Exception as error:
                 failure = "unwritable"
@@ -349,6 +357,7 @@ class DiskTransfers:
         """See what other engines have done in the folder since the last look."""
         try:
             self._folder.refresh()
+            self._folder.tidy()
             if times := self._folder.find_forgotten():
                 self._forgotten.put(times)
         except Exception as error:  # this thread must go on writing

@@ -44,7 +44,7 @@ class ForgottenElsewhere:
     def catch_up(self, tell: Callable[[], None] = lambda: None) -> bool:
         """Act upon the tombstones that this host has not acted upon; return whether there were any.
 
-        tell: called once the folder has their tombstones, before files are removed.
+        tell: called once the folder has their tombstones, and no file of theirs.
         Tombstones that the store has lost it gets back: not all hosts may have seen them.
         """
         self._require_our_keys()
@@ -55,14 +55,14 @@ class ForgottenElsewhere:
         }
         new = {mark for mark, stamp in tombstones.items() if self._acted.get(mark) != stamp}
         if new:
-            self._acted |= self._read(new)
+            self._acted = {**self._acted, **self._read(new)}  # other threads read it
             new = {mark for mark in new if self._acted.get(mark) != tombstones[mark]}
         lost = self._find_young([mark for mark in self._acted if mark not in tombstones])
         if new:
             leave_tombstones(self._folder, new)
-            tell()
             stamps = {mark: tombstones[mark] for mark in new}
             gone = forget_marks(self._folder, new, self._keys, stamps)
+            tell()
             if self._keys is not None and gone.keys:
                 # This host may have given them back.
                 self._keys.remove_shared({mark: stamps[mark] for mark in gone.keys})
@@ -106,7 +106,7 @@ class ForgottenElsewhere:
             if stamp is not None
         }
         if any(self._acted.get(mark) != stamp for mark, stamp in stamps.items()):
-            self._acted |= self._read(stamps)
+            self._acted = {**self._acted, **self._read(stamps)}
         return all(self._acted.get(mark) == stamp for mark, stamp in stamps.items())
 
     def _require_our_keys(self) -> None:
@@ -152,4 +152,4 @@ class ForgottenElsewhere:
             written = self._place / f"{mark}.{os.urandom(4).hex()}"
             written.write_text(stamp)
             written.replace(self._place / mark)
-        self._acted = {**self._acted, **stamps}  # other threads read it
+        self._acted = {**self._acted, **stamps}

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from ragcache_engine.tiers.borrowing.context import Context
 from ragcache_engine.tiers.borrowing.plan import (
+    MOST_DONOR_TOKENS,
     BorrowPlan,
     Lenders,
     Room,
@@ -199,6 +200,18 @@ def test_a_prompt_that_cannot_borrow_says_why(
     segments: list[tuple[int, str | None]], settings: dict[str, Any], why: WhyExact
 ):
     assert plan(TWO, segments, **settings) is why
+
+
+def test_many_documents_behind_a_long_text_are_answered_exactly_as_planning_takes_too_long():
+    long = [1] * 3000
+    tokens, segments = list(long), [(len(long), None)]
+    for number in range(2 + MOST_DONOR_TOKENS // len(long)):
+        tokens += [2 + number] * 20
+        segments.append((len(tokens), f"d{number}"))
+    room = {"context_tokens": 1 << 20, "device_blocks": 1 << 20}
+    assert plan([*tokens, *QUESTION], segments, **room) is WhyExact.MANY
+    fewer = segments[:-2]
+    assert isinstance(plan([*tokens[: fewer[-1][0]], *QUESTION], fewer, **room), BorrowPlan)
 
 
 def test_the_last_token_of_a_prompt_is_never_borrowed():

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable
+from itertools import combinations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ragcache_engine.tiers.borrowing import served as module
 from ragcache_engine.tiers.borrowing.plan import (
@@ -16,7 +20,7 @@ from ragcache_engine.tiers.borrowing.plan import (
     WhyExact,
     plan_borrowing,
 )
-from ragcache_engine.tiers.borrowing.served import ServedDocuments
+from ragcache_engine.tiers.borrowing.served import ServedDocuments, Variant
 
 BLOCK = 4
 SYSTEM = [1, 2, 3, 4, 5]
@@ -100,6 +104,27 @@ def test_of_several_variants_the_one_behind_the_most_alike_documents_lends(store
     assert names_in(choose(store, "a", "b", "c")[1][2]) == "abc"  # not bac: the other order
     assert names_in(choose(store, "b", "a", "c")[1][2]) == "bac"
     assert names_in(choose(store, "f", "c")[1][1]) == "bac", "the latest, of equally unlike ones"
+
+
+@given(
+    before=st.lists(st.tuples(st.sampled_from("abcdef"), st.integers(1, 50)), max_size=7),
+    now=st.lists(st.sampled_from("abcdef"), max_size=7),
+    end=st.integers(0, 7),
+)
+def test_how_alike_two_prompts_are_is_cache_crafts_figure(
+    before: list[tuple[str, int]], now: list[str], end: int
+):
+    """As its equations 6 to 8 say, pair by pair."""
+    names = now[:end]
+    common = [(name, tokens) for name, tokens in before if name in names]
+    pairs = list(combinations([names.index(name) for name, _ in common], 2))
+    ordered = sum(left < right for left, right in pairs) / len(pairs) if pairs else 1.0
+    expected = ordered * sum(n for _, n in common) / sum(n for _, n in before) if common else 0.0
+    places: dict[str, int] = {}
+    for place, name in enumerate(now):
+        places.setdefault(name, place)
+    variant = Variant(array("q"), (), 0, tuple(before))
+    assert variant.measure_overlap(places, end) == pytest.approx(expected)
 
 
 def test_a_variant_whose_tensors_are_gone_is_dropped(store: ServedDocuments):

@@ -21,7 +21,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from thoroughness import examples
 
-from ragcache_engine.tiers.disk import block_file, folder
+from ragcache_engine.tiers.disk import block_file, folder, tombstones
 from ragcache_engine.tiers.disk.block_file import Origin, UnusableFile
 from ragcache_engine.tiers.disk.folder import (
     DiskFolder,
@@ -315,6 +315,18 @@ def test_old_tombstones_are_removed(tmp_path: Path):
     long_ago = time.time() - KEPT_S - 60
     os.utime(tmp_path / "forgotten" / "old", (long_ago, long_ago))
     DiskFolder(tmp_path, OURS, 100_000)
+    assert [path.name for path in (tmp_path / "forgotten").iterdir()] == ["new"]
+
+
+def test_so_they_are_while_an_engine_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    leave_tombstones(tmp_path, ["old", "new"])
+    disk = DiskFolder(tmp_path, OURS, 100_000)
+    long_ago = time.time() - KEPT_S - 60
+    os.utime(tmp_path / "forgotten" / "old", (long_ago, long_ago))
+    disk.tidy()
+    assert len(list((tmp_path / "forgotten").iterdir())) == 2, "once an hour"
+    monkeypatch.setattr(tombstones, "TIDIED_EVERY_S", 0.0)
+    disk.tidy()
     assert [path.name for path in (tmp_path / "forgotten").iterdir()] == ["new"]
 
 

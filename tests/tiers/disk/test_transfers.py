@@ -223,7 +223,7 @@ def test_a_disk_that_fails_again_and_again_is_written_to_no_more_and_still_read(
     assert "choose another one" in warning.message
     mend_folder(host, home)
     host.write(99, 1)
-    assert [done.failure for done in host.done(1)] == ["full"]
+    assert [done.failure for done in host.done(1)] == ["unwritable"], "no other block has to go"
     assert not host.folder.holds(name_of(99))
     host.read(1, 2)
     assert [done.failure for done in host.done(1)] == [None]

@@ -104,6 +104,7 @@ class TierConnector(OffloadingConnector):
         # Of the requests with stop strings: what to tell with each token; nothing before the first one.
         self._told: dict[str, dict[str, Any]] = {}
         self._blocks = kv_cache_config.num_blocks
+        self._workers = vllm_config.parallel_config.world_size
 
     @cached_property
     def offloading(self) -> TierOffloadingManager:
@@ -322,7 +323,8 @@ class TierConnector(OffloadingConnector):
         if isinstance(copied, OffloadingWorkerMetadata):
             loads = copied.transfer_stats.load
             if loads.bytes:
-                self.cache.speeds.from_host.record_copy(loads.bytes, loads.time)
+                # The sums of all workers, which copy at the same time.
+                self.cache.speeds.from_host.record_copy(loads.bytes, loads.time / self._workers)
             for request in connector_output.finished_recving or ():
                 self.cache.record_load(request, loads.bytes)
         super().update_connector_output(connector_output)

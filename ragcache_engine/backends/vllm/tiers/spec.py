@@ -47,6 +47,9 @@ from ragcache_engine.tiers.shared.transfers import SharedTransfers, first_line
 
 logger = logging.getLogger(__name__)
 
+HEADER_BYTES, HEADER_BYTES_OF_WORKER = 1280, 96
+"""What a block's file has besides its tensors, at most: encrypted, and computed from 32 documents."""
+
 
 class TierSpec(TieringOffloadingSpec):
     """Makes the manager or the worker for one process of vLLM. vLLM makes one spec in each process."""
@@ -133,8 +136,12 @@ class TierSpec(TieringOffloadingSpec):
 
     @property
     def _file_bytes(self) -> int:
-        """The most bytes of a block's file: up to 1 KiB besides its tensors."""
-        return self.kv_bytes_per_chunk + 1024
+        """The bytes of a block's file: its tensors, and a header that tells of every worker."""
+        return self.kv_bytes_per_chunk + HEADER_BYTES + HEADER_BYTES_OF_WORKER * self._workers
+
+    @property
+    def _workers(self) -> int:
+        return self.config.parallel.world_size
 
     def _quotas(self) -> dict[Tier, int]:
         """Count the blocks of a tier that one tenant may take, where that is limited."""
