@@ -137,16 +137,16 @@ def _play_part(
         ]
 
     before = requests(part.warm)
+    capacity = None
+    if any(load.rate for load in part.loads):  # before any cache is filled, as it empties one
+        capacity = seen.capacity.get(part.trace.name) or measure_capacity(workers, before)
+        seen.capacity[part.trace.name] = capacity
     prefilled = [replace(one, max_tokens=1) for one in before]  # caches reuse prompts, not answers
     for worker in workers:
         if part.warm and worker.system.key != OFF.key:
             worker.play(choose_warming(prefilled, worker.system), at_once=4)
             worker.ask("rest")
             bench.say(f"{part.trace.name}: {worker.system.name} is warm")
-    capacity = None
-    if any(load.rate for load in part.loads):
-        capacity = seen.capacity.get(part.trace.name) or measure_capacity(workers, before)
-        seen.capacity[part.trace.name] = capacity
     first = start * part.rounds
     for number in range(first, first + part.rounds):
         for load in part.loads:
@@ -227,7 +227,7 @@ def measure_capacity(workers: Sequence[Worker], requests: Sequence[Request]) -> 
     """Measure how many requests a second the system without cache completes, one after the other.
 
     The rates of a plan are shares of this number, so that a plan means the same on every machine.
-    Without such a system, the first system is measured, with an empty cache.
+    Without such a system, the first system is measured, with an empty cache, which it has afterwards too.
     """
     found = [worker for worker in workers if worker.system.key == OFF.key]
     worker = found[0] if found else workers[0]
@@ -237,6 +237,8 @@ def measure_capacity(workers: Sequence[Worker], requests: Sequence[Request]) -> 
         worker.ask("clear")
     wait_for_rest(lambda: sum(one.cpu_s() for one in workers))
     answers = worker.play(different, at_once=1)
+    if not found:
+        worker.ask("clear")
     return 1 / statistics.fmean(answer["total_s"] for answer in answers)
 
 

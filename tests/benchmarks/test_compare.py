@@ -107,6 +107,22 @@ def test_a_whole_run_leaves_report_plot_and_raw_figures(
     assert (out / "report.md").read_text() == report
 
 
+def test_the_system_whose_speed_sets_the_rates_has_a_warm_cache_like_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    part = plans.Part("main", plans.TraceSpec("fruit", 2, None), plans.rates(0.5), 3, 3, 1)
+    use_plan(monkeypatch, plans.Group((FULL,), (part,)))
+    # Each question again, in the same order, so that whoever was warmed has all of them.
+    monkeypatch.setattr(drive, "draw_questions", lambda *_: [0, 1, 2] * 2)
+    monkeypatch.setattr(drive, "CAPACITY_QUESTIONS", 1)
+    out = tmp_path / "out"
+    assert main([*MEMORY, "--systems", "ragcache", "fifo", "--out", str(out)]) == 0
+    plays = read_raw(out)["seen"]["plays"]
+    assert [play["system"] for play in plays] == ["ragcache", "fifo"]
+    for play in plays:
+        assert all(sum(answer["cached"]) for answer in play["answers"]), play["system"]
+
+
 def test_a_whole_run_warms_documents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     use_plan(monkeypatch, plans.anywhere_group("fruit", 2))
     out = tmp_path / "out"
