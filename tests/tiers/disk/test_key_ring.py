@@ -201,5 +201,5 @@ def test_keys_are_private_and_no_file_holds_one_that_can_be_read(tmp_path: Path)
 def test_the_library_that_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     name = "cryptography.hazmat.primitives.ciphers.aead"
     monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(ConfigError, match=r"ragcache\[encryption\]"):
+    with pytest.raises(ConfigError, match=r"ragcache-integrations\[encryption\]"):
         KeyRing(tmp_path, [os.urandom(32)])
