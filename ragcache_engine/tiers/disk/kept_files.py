@@ -262,9 +262,6 @@ class KeptFiles:
     def _of_set(self, name: str) -> list[tuple[str, _Entry]]:
         return list(self._sets.get(name, {}).items())
 
-    def _may_remove(self, entry: _Entry) -> bool:
-        return entry.engine == self._engine or not self._is_alive(entry.engine)
-
     def _remove(self, name: str) -> None:
         with self._lock:
             self._pop(name)
