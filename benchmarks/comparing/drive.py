@@ -125,8 +125,6 @@ def _play_part(
     for worker in workers:
         _prepare(worker, ready, part.trace.top_k, bench)
         worker.ask("clear")
-    if part.is_warmed:
-        seen.warmed += _warm_documents(part, start, drawn, workers, bench.say)
     numbers = iter(drawn)
 
     def requests(count: int, times: Sequence[float] | None = None) -> list[Request]:
@@ -141,6 +139,8 @@ def _play_part(
     if any(load.rate for load in part.loads):  # before any cache is filled, as it empties one
         capacity = seen.capacity.get(part.trace.name) or measure_capacity(workers, before)
         seen.capacity[part.trace.name] = capacity
+    if part.is_warmed:
+        seen.warmed += _warm_documents(part, start, drawn, workers, bench.say)
     prefilled = [replace(one, max_tokens=1) for one in before]  # caches reuse prompts, not answers
     for worker in workers:
         if part.warm and worker.system.key != OFF.key:
@@ -190,6 +190,7 @@ def _warm_documents(
                 start=start,
                 **worker.ask("warm", sorted(set(drawn))),
             )
+            worker.ask("rest")
             say(f"{worker.system.name} prefilled {told.documents} documents, {told.seconds:.0f} s")
             warmed.append(told)
     return warmed

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict, defaultdict
 from collections.abc import Hashable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ragcache_engine.protocols import BackendRequest
@@ -15,6 +15,8 @@ from ragcache_engine.values import Document, HitRate, Usage
 MOST_CHAINS = 64
 MOST_DOCUMENTS = 1024
 """How many to remember; those that were used least recently are forgotten."""
+MOST_TENANTS = 64
+"""Of one document. What more of them ask about is everybody's, and stays when one is forgotten."""
 
 
 @dataclass(slots=True)
@@ -25,19 +27,13 @@ class _Count:
     cached_tokens: int = 0
     borrowed_tokens: int = 0
     label: str | None = None
+    tenants: set[str | None] = field(default_factory=set)  # whose prompts had it
 
     def add(self, tokens: int, cached_tokens: int, borrowed_tokens: int) -> None:
         self.prompts += 1
         self.tokens += tokens
         self.cached_tokens += cached_tokens
         self.borrowed_tokens += borrowed_tokens
-
-    def join(self, other: _Count) -> None:
-        self.prompts += other.prompts
-        self.tokens += other.tokens
-        self.cached_tokens += other.cached_tokens
-        self.borrowed_tokens += other.borrowed_tokens
-        self.label = other.label or self.label
 
 
 class HitRates:
@@ -48,7 +44,7 @@ class HitRates:
     ) -> None:
         self._most_chains, self._most_documents = most_chains, most_documents
         self._chains: OrderedDict[Hashable, _Count] = OrderedDict()
-        self._documents: OrderedDict[tuple[str | None, str], _Count] = OrderedDict()
+        self._documents: OrderedDict[str, _Count] = OrderedDict()
         self._unnamed_chains = 0
         self._lock = threading.Lock()
 
@@ -87,19 +83,24 @@ class HitRates:
                 cached[name] += max(0, min(segment.end, cached_tokens) - segment.start)
         with self._lock:
             for name in tokens:
-                key = request.tenant, name
-                count = self._documents.setdefault(key, _Count(name))
+                count = self._documents.setdefault(name, _Count(name))
                 count.add(tokens[name], cached[name], reused[name])
+                if len(count.tenants) < MOST_TENANTS:
+                    count.tenants.add(request.tenant)
                 count.label = labels.get(name) or count.label
-                _keep_latest(self._documents, key, self._most_documents)
+                _keep_latest(self._documents, name, self._most_documents)
 
     def forget(self, document_ids: Iterable[str]) -> None:
-        """Forget the counts of these documents, and of tenants'."""
+        """Forget the counts of these documents, and of those that only forgotten tenants asked about."""
         doomed = set(document_ids)
         with self._lock:
-            for tenant, name in list(self._documents):
-                if not doomed.isdisjoint((name, *forget_ids_of(tenant))):
-                    del self._documents[tenant, name]
+            for name, count in list(self._documents.items()):
+                is_full = len(count.tenants) == MOST_TENANTS
+                left = {one for one in count.tenants if doomed.isdisjoint(forget_ids_of(one))}
+                if name in doomed or not (left or is_full):
+                    del self._documents[name]
+                elif not is_full:
+                    count.tenants = left
 
     def by_chain(self) -> tuple[HitRate, ...]:
         """Return the chains' rates, those with the most tokens first."""
@@ -108,11 +109,8 @@ class HitRates:
 
     def by_document(self) -> tuple[HitRate, ...]:
         """Return the documents' rates, those with the most tokens first; of all tenants together."""
-        together: dict[str, _Count] = {}
         with self._lock:
-            for (_, name), count in self._documents.items():
-                together.setdefault(name, _Count(name)).join(count)
-        return _largest_first(together.values())
+            return _largest_first(self._documents.values())
 
     def _name_of(self, chain: Hashable) -> str:
         if chain is None:

@@ -235,7 +235,7 @@ class RequestRunner:
         ended = asyncio.wrap_future(learning)
         await asyncio.wait({ended}, timeout=LEARN_S)
         # Then templates that never return have the threads, and later answers need not wait as well.
-        self._learners_hang = not ended.done() and learning.cancel()
+        self._learners_hang = not ended.done() and (learning.cancel() or self._learners_hang)
         ended.cancel()
 
     async def _restart_backend(self, restarts: int, death: EngineDied) -> None:

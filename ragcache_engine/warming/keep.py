@@ -220,7 +220,7 @@ class Keeping:
             elif time.monotonic() - changed_s > STILL_S:
                 return kept
             # The scheduler lists all that is kept, and others wait for it meanwhile.
-            await asyncio.sleep(max(wait_s, WAITS_PER_LOOK * took_s))
+            await asyncio.sleep(max(wait_s, min(WAITS_PER_LOOK * took_s, STILL_S)))
             wait_s = min(2 * wait_s, MOST_WAIT_S)
 
 

@@ -210,9 +210,12 @@ async def prefill_all_async(
         async def look_up_more() -> None:
             nonlocal warmed
             while not missing and (part := list(islice(waiting, LOOKED_UP_AT_ONCE))):
-                prepared, refused = await apart(partial(prefiller.prepare_all, part))
-                for prefill, error in refused:
-                    skip(prefill, error)
+                prepared = []
+                for one in part:  # each by itself, as each may take the time that a request has
+                    ready, refused = await apart(partial(prefiller.prepare_all, [one]))
+                    prepared += ready
+                    for prefill, error in refused:
+                        skip(prefill, error)
                 held = await prefiller.atouch_if_cached([request for _, request in prepared])
                 for one, is_held in zip(prepared, held, strict=True):
                     if is_held:

@@ -17,7 +17,13 @@ from pydantic import TypeAdapter, ValidationError
 
 from ragcache_engine.anywhere.beginnings import sets_of_each
 from ragcache_engine.checks import require_items
-from ragcache_engine.errors import BadRequest, GenerationFailed, InvalidArgument, UnknownDocument
+from ragcache_engine.errors import (
+    BadRequest,
+    CannotKeep,
+    GenerationFailed,
+    InvalidArgument,
+    UnknownDocument,
+)
 from ragcache_engine.prompt import Render
 from ragcache_engine.values import DOCUMENTS_HINT, Document
 from ragcache_engine.warming.cache_points import is_cache_point
@@ -63,8 +69,8 @@ class SyncRecord:
 
     One record belongs to one set of documents that is synced as a whole: what its next sync lacks is
     forgotten. Any thread may use it, one sync at a time.
-    path: a file that remembers it for later processes; it holds ids and digests, and no text. None: it
-      lasts as long as this object.
+    path: a file that remembers it for later processes; it holds ids and digests, tenants' names of what
+      is to be kept again, and no text. None: it lasts as long as this object.
     to_keep: what a sync ended, and has not kept again yet.
     """
 
@@ -188,7 +194,7 @@ def sync_documents(
         warmed = preparing.compute(new) if preparing and new else None
         if preparing:
             kept_no_longer += _keep_again(preparing, record.to_keep, given)
-        record.to_keep = []
+            record.to_keep = []
         record.write(digests)
     return Synced(
         tuple(added),
@@ -230,7 +236,7 @@ def _keep_again(
             if not all(name in given for name in one.documents):
                 raise UnknownDocument("a document of it has vanished")
             preparing.keep_again([given[name] for name in one.documents], one)
-        except (BadRequest, GenerationFailed, UnknownDocument) as error:
+        except (BadRequest, CannotKeep, GenerationFailed, UnknownDocument) as error:
             logger.warning("%s is kept no longer: %s", ", ".join(map(repr, one.documents)), error)
             yield LeftOut(one.documents, str(error))
 

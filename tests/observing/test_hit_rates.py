@@ -95,12 +95,15 @@ def test_a_document_that_stands_twice_in_a_prompt_counts_once(memory_engine: RAG
 
 
 def test_what_a_forgotten_tenant_asked_is_not_named_any_more(memory_engine: RAGCacheEngine):
-    for tenant in ("shop::anna", "press"):
-        memory_engine.generate(f"{TIDES.text}\n\nOf {tenant}?", [TIDES], FEW, tenant=tenant)
-    assert memory_engine.stats().by_document[0].prompts == 2
+    for tenant, document in (("shop::anna", TIDES), ("press", TIDES), ("shop", SALT)):
+        memory_engine.generate(f"{document.text}\n\nOf {tenant}?", [document], FEW, tenant=tenant)
+    assert {one.name: one.prompts for one in memory_engine.stats().by_document} == {
+        "tides": 2,
+        "salt": 1,
+    }
     memory_engine.forget_tenant("shop")
     assert [one.question for one in memory_engine.recent_requests()] == ["Of press?"]
-    assert memory_engine.stats().by_document[0].prompts == 1
+    assert [one.name for one in memory_engine.stats().by_document] == ["tides"], "others' too"
 
 
 def test_forgotten_documents_are_not_named_any_more(memory_engine: RAGCacheEngine):

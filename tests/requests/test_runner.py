@@ -241,7 +241,7 @@ def test_while_the_model_starts_again_a_requests_time_stands_still(
     waking.join()
 
 
-def test_templates_that_never_return_hold_up_two_answers_and_no_more(
+def test_templates_that_never_return_hold_up_three_answers_and_no_more(
     engine_on: Callable[..., RAGCacheEngine], monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("ragcache_engine.requests.runner.LEARN_S", 0.05)

@@ -407,12 +407,6 @@ class VLLMBackend:
                     )
             except (OSError, ConfigError, StoreAway) as error:
                 failure = error
-            # Files of earlier processes and of other engines, which the scheduler does not know: before
-            # it forgets, or a request could load them once it has.
-            try:
-                await self._disk_threads.run(partial(self._forget_files, document_ids))
-            except (OSError, ConfigError) as error:
-                failure = failure or error
         try:
             if not (self._has_tiers and await self._tell_schedulers(llm, document_ids, tombstones)):
                 await _reset_own_cache(llm)
@@ -420,6 +414,13 @@ class VLLMBackend:
             raise EngineDied(
                 "vLLM's process ended while documents were to be forgotten: forget them again"
             ) from error.with_traceback(None)
+        if self._has_tiers and self._budget.disk_bytes:
+            # The scheduler does not know the files of earlier processes and of other engines. Nobody
+            # reads them any more: they are older than the tombstones.
+            try:
+                await self._disk_threads.run(partial(self._forget_files, document_ids))
+            except (OSError, ConfigError) as error:
+                failure = failure or error
         if failure:
             raise EngineError(
                 f"this engine forgot the documents, but could not tell other engines that use "

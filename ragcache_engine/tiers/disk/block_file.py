@@ -21,7 +21,8 @@ import contextlib
 import json
 import os
 import stat
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from io import FileIO
@@ -48,6 +49,10 @@ NEVER_WAIT = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0)
 
 class UnusableFile(Exception):
     """The file is damaged, or does not hold the block that its name stands for."""
+
+
+class ForgottenFile(UnusableFile):
+    """The file is older than the forgetting of one of its documents."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,12 +108,23 @@ def write(
         with open(unfinished, "xb", buffering=0, opener=_open_private) as file:
             _write_all(file.fileno(), parts)
             os.fsync(file.fileno())
+        note_use(unfinished)
         os.replace(unfinished, path)
     except BaseException:
         with contextlib.suppress(OSError):
             unfinished.unlink()
         raise
     return sum(map(len, parts))
+
+
+def note_use(path: Path) -> None:
+    """Set a file's time of use to now. Raises OSError.
+
+    By the clock of tombstones: a filesystem's own may be milliseconds behind, and what was written a
+    moment after a forgetting would look older.
+    """
+    now_ns = time.time_ns()
+    os.utime(path, ns=(now_ns, now_ns))
 
 
 def pack(
@@ -156,16 +172,24 @@ def unpack(
 
 
 def read(
-    path: Path, origin: Origin, name: str, target: memoryview, keys: KeyRing | None = None
+    path: Path,
+    origin: Origin,
+    name: str,
+    target: memoryview,
+    keys: KeyRing | None = None,
+    is_forgotten: Callable[[Iterable[str], int], bool] = lambda marks, used_ns: False,
 ) -> int:
     """Read a block into `target`; return the file's bytes. keys: what it was encrypted with.
 
+    is_forgotten: tells by its documents' marks and its time of use whether the block must not be used.
     Raises FileNotFoundError, another OSError, KeyAway or UnusableFile. After UnusableFile the content of
     `target` is undefined.
     """
     with _open_regular(path) as file:
         start, header = _read_header(file.fileno())
         _require_block(header, origin, name, target, keys, path)
+        if is_forgotten(_read_marks(header), os.fstat(file.fileno()).st_mtime_ns):
+            raise ForgottenFile(f"{path} is of a document that was forgotten")
         if keys is None:
             checksum = xxh3_128(start)
             _read_into(file.fileno(), target)
@@ -252,9 +276,15 @@ def read_document_marks(path: Path, keys: KeyRing | None = None) -> frozenset[st
     """
     with _open_regular(path) as file:
         _, header = _read_header(file.fileno())
-    documents = header.get("documents")
-    if not isinstance(documents, list) or header.get("keys") != (keys.id if keys else None):
+    if header.get("keys") != (keys.id if keys else None):
         raise UnusableFile(f"{path} does not say what it holds")
+    return _read_marks(header)
+
+
+def _read_marks(header: Mapping[str, Any]) -> frozenset[str]:
+    documents = header.get("documents")
+    if not isinstance(documents, list):
+        raise UnusableFile("its header does not say what it holds")
     return frozenset(map(str, documents))
 
 

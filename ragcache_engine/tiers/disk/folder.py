@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 from ragcache_engine.processes import is_alive
 from ragcache_engine.tiers.disk import block_file
-from ragcache_engine.tiers.disk.block_file import Origin, UnusableFile
+from ragcache_engine.tiers.disk.block_file import ForgottenFile, Origin, UnusableFile
 from ragcache_engine.tiers.disk.claims import Claim
 from ragcache_engine.tiers.disk.kept_files import (
     KeptFile,
@@ -230,15 +230,20 @@ class DiskFolder:
         """
         path = self._path(name)
         try:
-            size_bytes = block_file.read(path, self._origin, name, target, self._keys)
+            size_bytes = block_file.read(
+                path, self._origin, name, target, self._keys, self._tombstones.are_younger
+            )
         except FileNotFoundError:
             self._names.get(name[:2], set()).discard(name)
             raise
+        except ForgottenFile as error:  # whoever forgot has not come to it yet
+            self.remove(name)
+            raise FileNotFoundError(str(error)) from error
         except UnusableFile:
             self.remove(name)
             raise
         with contextlib.suppress(OSError):
-            os.utime(path)  # its time of use, for every engine that shares the folder
+            block_file.note_use(path)  # for every engine that shares the folder
         return size_bytes
 
     def keep(self, kept: KeptFile) -> None:

@@ -81,6 +81,7 @@ class KeptFiles:
         self._own: Counter[tuple[str, str]] = Counter()
         self._others: Counter[tuple[str, str]] = Counter()
         self._of_others = 0  # how many files others alone keep
+        self._released: set[str] = set()  # sets of others' that `remove` has not looked at yet
         self._looked_at = 0
         self._next_end_s: float | None = None
         self.refresh()
@@ -139,6 +140,8 @@ class KeptFiles:
             for one, entry in of_set:
                 if entry.engine == self._engine:
                     self._pop(one)
+                else:
+                    self._released.add(name)
             return [one for one, _ in of_set]
 
     def remove(self, entries: Iterable[str]) -> None:
@@ -147,13 +150,15 @@ class KeptFiles:
         What another engine that runs keeps of a set stays kept; what an earlier process kept does not.
         """
         for name in entries:
-            entry = self._entries.get(name)
-            if entry is not None:
-                if entry.engine == self._engine or self._is_alive(entry.engine):
-                    continue
-                with self._lock:
+            _, of_set, engine = name.split("-")
+            is_ours = engine == self._engine
+            is_kept = name in self._entries if is_ours else self._is_alive(engine)
+            with self._lock:
+                self._released.discard(of_set)
+                if not is_kept:
                     self._pop(name)
-            (self._folder / name).unlink(missing_ok=True)
+            if not is_kept:
+                (self._folder / name).unlink(missing_ok=True)
 
     # -- asking ------------------------------------------------------------------------------------
 
@@ -170,7 +175,7 @@ class KeptFiles:
         with self._lock:
             soon = {
                 (entry.home, file)
-                for name in but
+                for name in (*but, *self._released)
                 for _, entry in self._of_set(name)
                 if entry.home == self._home
                 for file in entry.kept.files

@@ -86,6 +86,14 @@ class Tombstones:
                     return True
         return False
 
+    def are_younger(self, marks: Iterable[str], than_ns: int) -> bool:
+        """Return whether one of these documents was forgotten later, whoever has acted upon that."""
+        for mark in marks:
+            with contextlib.suppress(OSError):
+                if os.stat(self._folder / mark).st_mtime_ns > than_ns:
+                    return True
+        return False
+
     def _read(self) -> dict[str, int]:
         found = {}
         with contextlib.suppress(OSError), os.scandir(self._folder) as entries:

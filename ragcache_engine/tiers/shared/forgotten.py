@@ -44,7 +44,7 @@ class ForgottenElsewhere:
     def catch_up(self, tell: Callable[[], None] = lambda: None) -> bool:
         """Act upon the tombstones that this host has not acted upon; return whether there were any.
 
-        tell: called once the folder has their tombstones, and no file of theirs.
+        tell: called once the folder has their tombstones, before files are removed.
         Tombstones that the store has lost it gets back: not all hosts may have seen them.
         """
         self._require_our_keys()
@@ -60,9 +60,9 @@ class ForgottenElsewhere:
         lost = self._find_young([mark for mark in self._acted if mark not in tombstones])
         if new:
             leave_tombstones(self._folder, new)
+            tell()
             stamps = {mark: tombstones[mark] for mark in new}
             gone = forget_marks(self._folder, new, self._keys, stamps)
-            tell()
             if self._keys is not None and gone.keys:
                 # This host may have given them back.
                 self._keys.remove_shared({mark: stamps[mark] for mark in gone.keys})

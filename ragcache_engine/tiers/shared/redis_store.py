@@ -2,8 +2,8 @@
 
     <prefix>:b:<origin>/<name>     a block; expires
     <prefix>:of:<mark>             sorted set of blocks computed from a document, by when they expire
-    <prefix>:owner:<mark>          sorted set of an owner's blocks, by when they expire, if it has a quota
-    <prefix>:owners                sorted set of these owners, by when the latest block expires
+    <prefix>:owner:<mark>:<origin> sorted set of an owner's blocks, by when they expire, if it has a quota
+    <prefix>:owners                sorted set of these pairs, by when the latest block expires
     <prefix>:marks                 sorted set of those documents' marks, by when the latest block expires
     <prefix>:forgotten             hash of the tombstones' stamps by mark
     <prefix>:forgotten-at          sorted set of the same marks, by when that was

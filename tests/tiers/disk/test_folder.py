@@ -310,6 +310,21 @@ def test_a_later_life_knows_that_it_holds_nothing_forgotten(tmp_path: Path):
     keep(disk, 1, "d1")
 
 
+def test_a_file_older_than_its_documents_tombstone_is_read_by_nobody(tmp_path: Path):
+    disk = DiskFolder(tmp_path, OURS, 100_000)
+    keep(disk, 1, "d1")
+    target = memoryview(bytearray(SIZE))
+    disk.read(name_of(1), target)
+    leave_tombstones(tmp_path, [PLAIN.mark("d1")])
+    for reader in (disk, DiskFolder(tmp_path, OURS, 100_000)):
+        with pytest.raises(FileNotFoundError):
+            reader.read(name_of(1), target)
+    disk.note_forgotten(disk.find_forgotten())
+    time.sleep(0.02)  # a filesystem's clock may be coarse
+    keep(disk, 1, "d1")  # computed anew
+    assert disk.read(name_of(1), target)
+
+
 def test_old_tombstones_are_removed(tmp_path: Path):
     leave_tombstones(tmp_path, ["old", "new"])
     long_ago = time.time() - KEPT_S - 60

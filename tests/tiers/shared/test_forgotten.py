@@ -62,17 +62,6 @@ def test_another_host_removes_its_files_and_tells_its_engines(tmp_path: Path, st
     assert not there.disk.forbids([D2])
 
 
-def test_its_engines_are_told_once_no_file_is_left_that_they_could_read(
-    tmp_path: Path, store: SharedStore
-):
-    here, there = Host(tmp_path / "here", store), Host(tmp_path / "there", store)
-    gone = there.keep(1, D1)
-    here.forget(D1)
-    had: list[bool] = []
-    assert there.forgotten.catch_up(lambda: had.append(there.has(gone)))
-    assert had == [False]
-
-
 def test_each_forgetting_is_acted_upon_once_and_not_by_who_forgot(
     tmp_path: Path, store: SharedStore
 ):
