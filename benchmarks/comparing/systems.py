@@ -73,26 +73,24 @@ DEFAULTS = System(
     {"reuse": "anywhere"},
     is_approximate=True,
 )
-"""What a user gets: missing donors are computed in idle time, and rarely an answer once more exactly."""
-ANYWHERE = (
-    DEFAULTS,
-    *(
-        System(
-            f"anywhere-{ratio:g}",
-            f"RAGCache anywhere, ratio {ratio:g}",
-            RAGCACHE,
-            {
-                "reuse": "anywhere",
-                "recompute_ratio": ratio,
-                "donors": "neighbours",
-                # An idle system must not compute beside the one that is asked.
-                "missing_donors": "compute",
-                "recheck_share": 0,
-            },
-            is_approximate=True,
-        )
-        for ratio in (0.0, 0.15)
-    ),
+"""What a user gets, in no plan by itself (`--systems on ragcache anywhere`): missing donors are computed
+in idle time, and rarely an answer once more exactly."""
+ANYWHERE = tuple(
+    System(
+        f"anywhere-{ratio:g}",
+        f"RAGCache anywhere, ratio {ratio:g}",
+        RAGCACHE,
+        {
+            "reuse": "anywhere",
+            "recompute_ratio": ratio,
+            "donors": "neighbours",
+            # An idle system must not compute beside the one that is asked.
+            "missing_donors": "compute",
+            "recheck_share": 0,
+        },
+        is_approximate=True,
+    )
+    for ratio in (0.0, 0.15)
 )
 """Systems that reuse documents at any position; the ratio is that of the tokens computed anew."""
 ABLATIONS = (
@@ -122,4 +120,4 @@ ABLATIONS = (
         changes_prompt=True,
     ),
 )
-SYSTEMS = {one.key: one for one in (OFF, ON, LRU, ARC, FULL, *ANYWHERE, *ABLATIONS)}
+SYSTEMS = {one.key: one for one in (OFF, ON, LRU, ARC, FULL, DEFAULTS, *ANYWHERE, *ABLATIONS)}

@@ -338,11 +338,15 @@ class Corpora:
 
     def knows_near(self, name: str) -> bool:
         """Return whether `near` need not search for this document: it did so since vectors changed."""
-        owner, corpus, document_id = split_name(name)
+        known, kept = self._find_kept(*split_name(name))
+        return kept is None or kept.near[0] == known.nearness.version
+
+    def _find_kept(
+        self, owner: str | None, corpus: str, document_id: str
+    ) -> tuple[_Corpus, _Kept | None]:
         with self._lock:
             known = self._corpora.get(owner, {}).get(corpus) or _Corpus()
-            kept = known.documents.get(document_id)
-            return kept is None or kept.near[0] == known.nearness.version
+            return known, known.documents.get(document_id)
 
     def near(self, name: str, *, may_search: bool = True) -> list[Document]:
         """Return the nearest other documents of one, with another text, nearest first.
@@ -351,9 +355,7 @@ class Corpora:
           for them if the vectors have changed since they were found.
         """
         owner, corpus, document_id = split_name(name)
-        with self._lock:
-            known = self._corpora.get(owner, {}).get(corpus) or _Corpus()
-            kept = known.documents.get(document_id)
+        known, kept = self._find_kept(owner, corpus, document_id)
         if kept is None:
             return []
         version, near = kept.near

@@ -128,6 +128,17 @@ class Mortal(MemoryBackend):
             raise EngineDied("the process was killed")
 
 
+def killed(
+    engine_on: Callable[..., RAGCacheEngine],
+) -> tuple[threading.Event, Mortal, RAGCacheEngine]:
+    """Return an engine whose model is dead, and what lets it start again."""
+    may_start = threading.Event()
+    backend = Mortal(waits_for=may_start)
+    engine = engine_on(backend)
+    backend.is_killed = True
+    return may_start, backend, engine
+
+
 @pytest.fixture
 def no_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ragcache_engine.requests.runner.RESTART_WAITS_S", (0.0, 0.0, 0.0))
@@ -182,10 +193,7 @@ def test_a_model_that_starts_at_the_third_attempt_answers_everybody(
 def test_who_asks_during_a_restart_waits_like_the_others(
     engine_on: Callable[..., RAGCacheEngine],
 ):
-    may_start = threading.Event()
-    backend = Mortal(waits_for=may_start)
-    engine = engine_on(backend)
-    backend.is_killed = True
+    may_start, backend, engine = killed(engine_on)
     first = threading.Thread(target=engine.generate, args=("the one that finds it dead",))
     first.start()
     assert eventually(lambda: backend.starts == 2)
@@ -230,10 +238,7 @@ def test_a_backend_that_is_silent_twice_is_restarted_for_those_who_come_later(
 def test_while_the_model_starts_again_a_requests_time_stands_still(
     engine_on: Callable[..., RAGCacheEngine],
 ):
-    may_start = threading.Event()
-    backend = Mortal(waits_for=may_start)
-    engine = engine_on(backend)
-    backend.is_killed = True
+    may_start, backend, engine = killed(engine_on)
     waking = threading.Timer(0.5, may_start.set)
     waking.start()
     assert engine.generate("Who waits?", timeout_s=0.3).text == "You asked: Who waits?"
@@ -264,10 +269,7 @@ def test_templates_that_never_return_hold_up_three_answers_and_no_more(
 
 
 def test_closing_during_a_restart_ends_everybody(engine_on: Callable[..., RAGCacheEngine]):
-    may_start = threading.Event()
-    backend = Mortal(waits_for=may_start)
-    engine = engine_on(backend)
-    backend.is_killed = True
+    may_start, backend, engine = killed(engine_on)
     heard: list[str] = []
     asking = threading.Thread(target=lambda: heard.extend(ask_at_once(engine, 3)))
     asking.start()
@@ -284,10 +286,7 @@ def test_closing_during_a_restart_ends_everybody(engine_on: Callable[..., RAGCac
 def test_a_caller_who_leaves_during_a_restart_does_not_take_it_along(
     engine_on: Callable[..., RAGCacheEngine],
 ):
-    may_start = threading.Event()
-    backend = Mortal(waits_for=may_start)
-    engine = engine_on(backend)
-    backend.is_killed = True
+    may_start, backend, engine = killed(engine_on)
     stream = engine.stream("the one that leaves")
     assert eventually(lambda: backend.starts == 2)
     stream.close()

@@ -152,13 +152,13 @@ class KeptFiles:
         for name in entries:
             _, of_set, engine = name.split("-")
             is_ours = engine == self._engine
-            is_kept = name in self._entries if is_ours else self._is_alive(engine)
+            is_gone = is_ours or not self._is_alive(engine)
             with self._lock:
                 self._released.discard(of_set)
-                if not is_kept:
+                if is_gone and not is_ours:
                     self._pop(name)
-            if not is_kept:
-                (self._folder / name).unlink(missing_ok=True)
+            if is_gone:
+                self._unlink(name)
 
     # -- asking ------------------------------------------------------------------------------------
 
@@ -244,8 +244,9 @@ class KeptFiles:
                 self._pop(name)
             left = [until_s for until_s in ends.values() if until_s is not None and until_s > now]
             self._next_end_s = min(left, default=None)
-        with contextlib.suppress(OSError):
-            self.remove(due)
+        for name in due:
+            with contextlib.suppress(OSError):
+                self._unlink(name)
 
     def _remove_dead(self) -> None:
         """Remove entries of engines that have ended if none of their files is there any more."""
@@ -271,7 +272,12 @@ class KeptFiles:
         with self._lock:
             self._pop(name)
         with contextlib.suppress(OSError):
-            self.remove([name])
+            self._unlink(name)
+
+    def _unlink(self, name: str) -> None:
+        """Remove an entry's file, unless it was noted again since. Raises OSError."""
+        if name not in self._entries:
+            (self._folder / name).unlink(missing_ok=True)
 
     def _put(self, name: str, entry: _Entry) -> None:
         self._pop(name)

@@ -12,15 +12,15 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 FOLDER = "forgotten"
 KEPT_S = 30 * 86_400.0
 """Seconds after which a tombstone is removed: no engine leaves a write unfinished for so long."""
 
-
 TIDIED_EVERY_S = 3600.0
+"""So seldom old tombstones are looked for while an engine runs."""
 
 
 class Tombstones:
@@ -80,19 +80,17 @@ class Tombstones:
 
     def forbid(self, marks: Sequence[str]) -> bool:
         """Return whether tensors computed from these documents are to be dropped."""
-        for mark in marks:
-            with contextlib.suppress(OSError):
-                if os.stat(self._folder / mark).st_mtime_ns != self._acted.get(mark):
-                    return True
-        return False
+        return any(at != self._acted.get(mark) for mark, at in self._find(marks))
 
     def are_younger(self, marks: Iterable[str], than_ns: int) -> bool:
         """Return whether one of these documents was forgotten later, whoever has acted upon that."""
+        return any(at > than_ns for _, at in self._find(marks))
+
+    def _find(self, marks: Iterable[str]) -> Iterator[tuple[str, int]]:
+        """Yield those of the marks that have a tombstone, with its time."""
         for mark in marks:
             with contextlib.suppress(OSError):
-                if os.stat(self._folder / mark).st_mtime_ns > than_ns:
-                    return True
-        return False
+                yield mark, os.stat(self._folder / mark).st_mtime_ns
 
     def _read(self) -> dict[str, int]:
         found = {}
