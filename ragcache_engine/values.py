@@ -361,7 +361,8 @@ class DocumentReuse:
 
     tokens: of the document. tier: where they were when the request came; None if they were computed for
       it. borrowed: tokens taken from another context. recomputed: tokens of a borrowed document that were
-      computed anew in this prompt. The other tokens are exact.
+      computed anew in this prompt. The other tokens are exact, or computed where they stand: exactly, but
+      behind documents that may be borrowed.
     joined: tokens between it and the document before it that were borrowed with it; none of `tokens`.
     """
 

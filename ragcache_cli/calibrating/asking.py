@@ -71,11 +71,14 @@ class Asker:
             return [self._told(done, at, answer) for at, answer in enumerate(coming)]
 
     def store_donors(self, done: Done) -> None:
-        """Let the engine compute what it borrows from, as `warm` would, from an empty cache."""
+        """Let the engine compute what it borrows from, as `warm` would, from an empty cache.
+
+        At ratio 1 a prompt leaves its donors, and no tensors that it finds again at another ratio.
+        """
         self._engine.clear_cache()
         options = replace(self._options, max_tokens=1)
         for at in range(len(self.cases)):
-            self._told(done, at, self._ask(at, options, ratio=0.0))
+            self._told(done, at, self._ask(at, options, ratio=1.0))
 
     def at_ratio(self, ratio: float, done: Done) -> list[Answer]:
         """Ask one question after the other at this recompute ratio."""

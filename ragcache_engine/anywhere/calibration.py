@@ -133,8 +133,10 @@ class Calibration:
         """The mean likeness below which answers are no longer what was measured.
 
         Where right answers decided, likeness had nothing to reach: then it is a share of what it was.
+        Served answers are computed in company, the exact ones that they are compared with alone: that
+        costs likeness as `noise` does.
         """
-        return self.target * (self.noise if self.right is None else self.lower_bound)
+        return self.target * self.noise * (1.0 if self.right is None else self.lower_bound)
 
     def to_json(self) -> str:
         """Return the calibration as the text of a file."""

@@ -25,6 +25,7 @@ from ragcache_engine.anywhere.beginnings import Beginning, Beginnings
 from ragcache_engine.anywhere.found_documents import Found, FoundDocuments
 from ragcache_engine.anywhere.idle_work import IDLE_S, IdleWork
 from ragcache_engine.daemon_threads import DaemonThreads
+from ragcache_engine.errors import EngineDied
 from ragcache_engine.forwarding import ForwardingBackend
 from ragcache_engine.latest_items import LatestItems
 from ragcache_engine.protocols import Backend, BackendRequest, Delta
@@ -156,7 +157,7 @@ class PreparingBackend(ForwardingBackend):
         try:
             await self._prepare(request)
             self._prepared += 1
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, EngineDied):
             self._waiting.setdefault(name, request)
             raise
         except Exception as error:  # it must disturb nobody
@@ -178,7 +179,7 @@ class PreparingBackend(ForwardingBackend):
                 assert beginning is not None
                 write = partial(self._write_prompt, one, beginning, tenant)
                 await self._prepare(await self._writers.run(write))
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, EngineDied):
             if one is not None:
                 found.put_back(one)
             raise
@@ -212,11 +213,13 @@ class PreparingBackend(ForwardingBackend):
 
     async def clear_cache(self) -> bool:
         async with self.idle.paused():
-            self._waiting.clear()
-            self._noted.clear()
-            if self._found is not None:
-                self._found.clear()
-            return await super().clear_cache()
+            is_empty = await super().clear_cache()
+            if is_empty:
+                self._waiting.clear()
+                self._noted.clear()
+                if self._found is not None:
+                    self._found.clear()
+            return is_empty
 
     async def forget(self, document_ids: Sequence[str]) -> None:
         """Forget documents; prompts with them are prepared no more, which would bring them back.

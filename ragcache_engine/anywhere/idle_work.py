@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
+
+from ragcache_engine.errors import EngineDied
 
 IDLE_S = 0.2
 """Seconds without any request before work begins."""
@@ -14,8 +16,9 @@ class IdleWork:
     """Calls a coroutine function again and again while no request runs, and cancels it if one comes.
 
     All methods belong to the engine's loop.
-    do_next: does the next piece of work. A piece that is cancelled must be there again afterwards; an
-      error of it ends all work until the next request has ended.
+    do_next: does the next piece of work. A piece that is cancelled must be there again afterwards, and so
+      must one during which the model dies: all work then ends until the next request has ended, which
+      starts the model anew.
     has_more: whether there is a piece to do. idle_s: seconds without any request before work begins.
     pauses: how often work was paused. A request that began before the latest pause may know of what had
       to go in it, and so leaves no work.
@@ -78,8 +81,9 @@ class IdleWork:
 
     async def _work(self) -> None:
         await asyncio.sleep(self._idle_s)
-        while self._has_more():
-            await self._do_next()
+        with suppress(EngineDied):
+            while self._has_more():
+                await self._do_next()
 
     def _interrupt(self) -> None:
         task, self._task = self._task, None

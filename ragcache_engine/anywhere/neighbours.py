@@ -173,11 +173,14 @@ class NeighbourBook:
         return found
 
     def contexts_of_found(self, found: Found, tenant: str | None) -> dict[str, Context]:
-        """Look up the neighbour of a document that a search found, and return its context."""
+        """Look up the neighbour of a document that a search found, and return its context.
+
+        tenant: for whom it is prepared. What was found for everybody stays everybody's.
+        """
         name, corpus = found.document.id, found.corpus
         if corpus is None:
             return {}
-        self.learn([found.document], corpus, tenant)
+        self.learn([found.document], corpus, found.tenant)
         return self.contexts([name], tenant, {name: corpus.name})
 
     def _find(

@@ -20,6 +20,7 @@ from typing import NamedTuple
 from ragcache_engine.anywhere.drift import Drift
 from ragcache_engine.anywhere.idle_work import IDLE_S, IdleWork
 from ragcache_engine.anywhere.rouge import rouge_l
+from ragcache_engine.errors import EngineDied
 from ragcache_engine.forwarding import ForwardingBackend
 from ragcache_engine.latest_items import LatestItems
 from ragcache_engine.protocols import Backend, BackendRequest, Delta
@@ -136,7 +137,7 @@ class RecheckingBackend(ForwardingBackend):
         name, served = self._waiting.pop_latest()
         try:
             exact = await self._answer_exactly(served.request)
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, EngineDied):
             self._waiting[name] = served
             raise
         except Exception as error:  # a failed recheck must disturb nobody
@@ -162,8 +163,9 @@ class RecheckingBackend(ForwardingBackend):
             return
         self._waiting.clear()
         logger.warning(
-            "Borrowing is switched off, and answers are exact from now on: the last rechecked answers "
-            "have a mean ROUGE-L of %.2f with the exact ones, and %.2f is the least. Measure a new "
+            "Borrowing is switched off, and answers are exact from now on: rechecked answers are less "
+            "like the exact ones than was measured. The last ones have a mean ROUGE-L of %.2f, and %.2f "
+            "is the least. Measure a new "
             "ratio with `ragcache calibrate`, or choose a higher one by hand; then restart the engine",
             self._drift.mean,
             self._drift.least,

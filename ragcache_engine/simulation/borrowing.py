@@ -33,6 +33,7 @@ class SimulatedBorrowing:
             device.pool.find, lambda block: block.users > 0
         )
         self._numbers = count()
+        self._asked: dict[str, list[SimulatedRequest]] = {}  # by name, the donors it asked for
         self._ready: dict[str, Borrower[Block]] = {}
         self._held_back: AbstractSet[str] = frozenset()
 
@@ -124,9 +125,19 @@ class SimulatedBorrowing:
             borrower.found_tokens,
         )
 
+    def take_unwanted(self, request: SimulatedRequest) -> list[SimulatedRequest]:
+        """Return donors for which this request, which has ended, asked, and nobody else waits."""
+        return [
+            donor
+            for donor in self._asked.pop(request.name, ())
+            if self._borrowers.is_donor(donor.name) and not self._borrowers.is_wanted(donor.name)
+        ]
+
     def _ask_for(self, missing: MissingDonor[Block], request: SimulatedRequest) -> SimulatedRequest:
         assert request.loan is not None
         name = f"{request.name} donor {next(self._numbers)}"
         self._borrowers.expect(missing, name)
         donor = request.loan.donors[missing.place]
-        return SimulatedRequest(name, donor.prompt, donor.keys, donor.prompt.tokens, is_donor=True)
+        asked = SimulatedRequest(name, donor.prompt, donor.keys, donor.prompt.tokens, is_donor=True)
+        self._asked.setdefault(request.name, []).append(asked)
+        return asked

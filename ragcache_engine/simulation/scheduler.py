@@ -76,7 +76,10 @@ class Scheduler:
         else:
             self._waiting.remove(request)
         request.reuse = self._borrowing.finish(request)
-        return self.device.end(request, completed=completed)
+        tokens = self.device.end(request, completed=completed)
+        for donor in self._borrowing.take_unwanted(request):
+            self.end(donor, completed=False)
+        return tokens
 
     @property
     def has_work(self) -> bool:

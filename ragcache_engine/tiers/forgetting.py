@@ -63,6 +63,10 @@ class Forgetting(Generic[B]):
             self._requests.withdraw_donors(request)
             self._note_withdrawn(request)
 
+    def is_withdrawn(self, name: str) -> bool:
+        """Return whether the request computes with documents that were forgotten meanwhile."""
+        return name in self._withdrawn
+
     def end_request(self, name: str) -> None:
         """Drop what a request has computed since documents of its prompt were forgotten.
 

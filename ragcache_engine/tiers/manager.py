@@ -419,6 +419,10 @@ class CacheManager(Generic[B]):
                 self._record_use(request)
                 self._requests.unpin(request)
 
+    def is_withdrawn(self, name: str) -> bool:
+        """Return whether the request computes with documents that were forgotten meanwhile."""
+        return self._forgetting.is_withdrawn(name)
+
     def add_scheduling_time(self, name: str, seconds: float) -> None:
         """Count scheduling time that RAGCache added to the request."""
         if request := self._requests.get(name):

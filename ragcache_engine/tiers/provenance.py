@@ -184,6 +184,7 @@ def report_borrowing(
     documents = [_report_exact(span, _find_tier(prefix, span.end)) for span in before]
     documents.append(_report_exact(last, found.get(0)))
     donors = {place: donor for donor, place in enumerate(plan.lent)}
+    in_place = 0  # tokens of documents that are borrowed from nowhere
     for place, span in enumerate(plan.documents[plan.exact_documents :], plan.exact_documents):
         anew = bisect_left(recomputed, span.end) - bisect_left(recomputed, span.start)
         # No donor lends the end of the last document, nor whole ones behind it.
@@ -193,6 +194,10 @@ def report_borrowing(
         )
         tier = Tier.DEVICE if is_shared else found.get(donors[place]) if place in donors else None
         tokens = span.end - span.start
+        if place not in donors and not is_shared:
+            in_place += anew
+            documents.append(_report_exact(span, None))
+            continue
         joined = plan.count_copied(plan.documents[place - 1].end, span.start)
         documents.append(
             DocumentReuse(
@@ -200,7 +205,7 @@ def report_borrowing(
             )
         )
     computed = len(recomputed) + max(0, plan.documents[-1].end - max(plan.end, found_tokens))
-    of_documents = sum(document.recomputed for document in documents)
+    of_documents = in_place + sum(document.recomputed for document in documents)
     return ReuseReport(tuple(documents), computed - of_documents)
 
 

@@ -26,6 +26,7 @@ from ragcache_engine.anywhere.donor_preparation import (
     MOST_WAITING,
     PreparingBackend,
 )
+from ragcache_engine.errors import EngineDied
 from ragcache_engine.prompt import Span, token_segments
 from ragcache_engine.protocols import BackendRequest, Delta
 from ragcache_engine.tiers.borrowing.plan import WhyExact
@@ -364,6 +365,42 @@ def test_a_request_ends_the_preparing_which_goes_on_later():
         assert prepared(engine)
         assert backend.begun >= 3
         assert not ask(engine, 2, 1, 0).usage.is_exact
+
+
+def test_what_waits_when_the_model_dies_in_idle_time_is_prepared_after_the_next_request():
+    class Mortal(MemoryBackend):
+        """Dies of whatever is only prepared, as long as `is_dying`."""
+
+        is_dying = True
+        deaths = 0
+
+        async def generate(self, request: BackendRequest) -> AsyncGenerator[Delta, None]:
+            if request.makes_donors and self.is_dying:
+                self.deaths += 1
+                raise EngineDied("the model died")
+            async for delta in super().generate(request):
+                yield delta
+
+    backend = Mortal(recompute_ratio=0.1, donors_later=True)
+    config = EngineConfig(
+        model="any", reuse="anywhere", recompute_ratio=0.1, missing_donors="later"
+    )
+    with RAGCacheEngine(config, backend=backend) as engine:
+        ask(engine, 0, 1, 2)
+        deadline = time.monotonic() + 30
+        while not backend.deaths and time.monotonic() < deadline:
+            time.sleep(0.01)
+        search(engine, near(1), 0, 1, 6)
+        ask(engine, 3, 4)
+        while backend.deaths < 2 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        time.sleep(0.1)
+        stats = engine.stats()
+        assert (backend.deaths, stats.unprepared, stats.found_unprepared) == (2, 2, 3)
+        backend.is_dying = False
+        ask(engine, 3, 4)
+        assert found_prepared(engine)
+        assert borrowed_by(ask(engine, 3, 6, 1)) == ["d6", "d1"]
 
 
 @pytest.mark.parametrize(

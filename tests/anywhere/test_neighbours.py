@@ -8,6 +8,7 @@ import pytest
 
 from ragcache_engine import Corpus, Document, EngineConfig, MemoryBackend, RAGCacheEngine
 from ragcache_engine.anywhere.corpus import FindNeighbours
+from ragcache_engine.anywhere.found_documents import Found
 from ragcache_engine.anywhere.neighbours import NeighbourBook
 from ragcache_engine.protocols import BackendRequest
 from ragcache_engine.tiers.borrowing.context import Context
@@ -141,6 +142,20 @@ def test_no_tenant_sees_anothers_neighbours(book: NeighbourBook):
     book.learn([B], LookUps().corpus(), None)
     assert names(book, "a", "b", tenant="ours") == {"a": "b", "b": "c"}
     assert names(book, "a", "b", tenant="theirs") == {"b": "c"}
+
+
+def test_what_was_found_for_everybody_is_prepared_for_a_tenant_and_stays_everybodys(
+    book: NeighbourBook,
+):
+    a, b, c = (Document(name, f"Text of {name}.") for name in "abc")
+    nearest = b
+    versions = [Corpus(n, lambda documents: [nearest for _ in documents], "store") for n in (1, 2)]
+    prepared = book.contexts_of_found(Found(a, versions[0], planned=0), "anna")
+    assert prepared["a"].document == "b"
+    nearest = c
+    book.learn([a], versions[1], None)
+    for tenant in (None, "anna", "ben"):
+        assert book.contexts(["a"], tenant, {"a": "store"})["a"].document == "c"
 
 
 def test_a_forgotten_document_is_nobodys_neighbour(book: NeighbourBook):

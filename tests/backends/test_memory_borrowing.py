@@ -10,7 +10,14 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ragcache_engine import Answer, Document, EngineConfig, RAGCacheEngine, SamplingOptions
+from ragcache_engine import (
+    Answer,
+    Document,
+    EngineConfig,
+    MemoryBackend,
+    RAGCacheEngine,
+    SamplingOptions,
+)
 
 A, B, C, D = (Document(name, f"What is known about {name}. " * 20 + "The end.") for name in "abcd")
 PARAGRAPH = "\n\n"
@@ -184,3 +191,20 @@ def test_with_any_donors_nothing_is_computed_beside_the_first_prompt():
     assert computed == first.prompt_tokens
     assert [each.tier for each in second.reused] == [None, "device", "device"]
     assert second.borrowed.device > 0.5 * second.prompt_tokens
+
+
+def test_any_donors_keep_nothing_of_a_document_that_was_forgotten_while_it_was_asked():
+    backend = MemoryBackend(lambda prompt: "word " * 200, recompute_ratio=0.1, any_donors=True)
+    config = EngineConfig(model="any", reuse="anywhere", recompute_ratio=0.1, donors="any")
+    with RAGCacheEngine(config, backend=backend) as one:
+        stream = one.stream(prompt_of(A, B, C), [A, B, C], SamplingOptions(max_tokens=150))
+        next(stream)
+        one.forget(["b"])
+        stream.answer()
+        ask(one, C, D)
+        usage = ask(one, D, C).usage
+        assert [reuse.borrowed > 0 for reuse in usage.reused] == [False, True], "others still lend"
+        assert usage.reused[1].tier == "device"
+        kept = backend._served
+        assert kept is not None
+        assert not [name for _, name in kept._variants if name == "b"]

@@ -6,7 +6,7 @@ import pytest
 
 from ragcache_engine.knowledge import Tier
 from ragcache_engine.tiers.borrowing.context import Context
-from ragcache_engine.tiers.borrowing.plan import BorrowPlan, Room, plan_borrowing
+from ragcache_engine.tiers.borrowing.plan import BorrowPlan, Lenders, Room, plan_borrowing
 from ragcache_engine.tiers.provenance import (
     PromptSources,
     Reason,
@@ -49,6 +49,22 @@ def test_the_text_between_that_is_borrowed_counts_by_the_tier_of_the_document_be
     assert [(one.borrowed, one.joined) for one in told.documents] == [(0, 0), (64, 2)]
     assert told.borrowed_by_tier == {"device": 0, "host": 66, "disk": 0}
     assert (told.documents[1].recomputed, told.joined_tokens) == (0, 0)
+
+
+def test_a_document_that_is_computed_in_its_place_is_neither_borrowed_nor_recomputed():
+    plan = plan_borrowing(
+        [1] * 16 + [2] * 32 + [3] * 64 + [4] * 40 + [5] * 64 + [6] * 9,
+        [*SEGMENTS, (152, "c"), (216, "d")],
+        Room(16, 4096, 1000),
+        contexts={},
+        ratio=0.0,
+        lenders=Lenders(computed={2}),
+    )
+    assert isinstance(plan, BorrowPlan)
+    told = report_borrowing(plan, {0: Tier.DEVICE, 1: Tier.DEVICE, 2: Tier.DEVICE})
+    assert told.documents[2] == DocumentReuse("c", 40, None)
+    assert told.recomputed_tokens == sum(told.documents[at].recomputed for at in (1, 3)) < 10
+    assert told.joined_tokens < 10, "nor is it text between documents"
 
 
 NOTHING_CACHED = PromptSources((), {})

@@ -405,6 +405,8 @@ class MemoryBackend:
         """Note that a request was answered, so that later ones can borrow its documents."""
         if self._served is None:
             return
+        if self._scheduler.device.manager.is_withdrawn(answering.request.name):
+            return  # nothing of a forgotten document is kept
         request, loan = answering.asked, answering.request.loan
         if loan is not None:
             self._served.add_plan(request.tenant, loan.plan)

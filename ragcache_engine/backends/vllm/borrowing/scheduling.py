@@ -198,6 +198,8 @@ class BorrowScheduling:
         """
         if self._served is None or why_exact is WhyExact.OTHER_INPUT:
             return
+        if self._cache.is_withdrawn(request.request_id):
+            return  # nothing of a forgotten document is kept
         tokens, borrower = request.prompt_token_ids, self.get(request)
         if tokens is None:
             return  # a prompt of embeddings
@@ -286,14 +288,18 @@ class BorrowScheduling:
 
     # -- each step ---------------------------------------------------------------------------------
 
+    def end_orphans(self) -> None:
+        """End donors whose requests have ended before them. For the time between two steps."""
+        if self._orphans:
+            orphans, self._orphans = self._orphans, []
+            self._scheduler.abort(orphans)
+
     def begin_step(self) -> int:
         """Ask for missing donors, and hold those of requests that may be admitted now.
 
         Returns how many tokens may have to be recomputed in this step.
         """
-        if self._orphans:
-            orphans, self._orphans = self._orphans, []
-            self._scheduler.abort(orphans)
+        self.end_orphans()
         if self._donors:
             self._scheduler.end_loaded(self._donors)
         self.held_back = frozenset()

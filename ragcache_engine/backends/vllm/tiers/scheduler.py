@@ -165,6 +165,8 @@ class TierScheduler(Scheduler):
     def reset_prefix_cache(
         self, reset_running_requests: bool = False, reset_connector: bool = False
     ) -> bool:
+        if self._borrowing:
+            self._borrowing.end_orphans()  # nobody waits for the blocks that they hold
         # All or nothing: while requests hold blocks, the slower tiers keep theirs as well.
         done = super().reset_prefix_cache(reset_running_requests, False)
         if done:
