@@ -126,7 +126,8 @@ def _conclude(
     if kept:
         write_whole(key.path, kept.to_json(), OTHER_HOME)
         console.print(f"Written: {escape(str(key.path))}", soft_wrap=True)
-        wanted = f'EngineConfig(reuse="anywhere", donors="{settings.donors}")'
+        dtype = "" if key.dtype == "auto" else f', vllm_args={{"dtype": "{key.dtype}"}}'
+        wanted = f'EngineConfig(reuse="anywhere", donors="{settings.donors}"{dtype})'
         console.print(f"Engines on this model read it by {wanted}.", soft_wrap=True)
     elif key.path.exists():
         console.print(f"An older calibration stays: {escape(str(key.path))}", soft_wrap=True)
