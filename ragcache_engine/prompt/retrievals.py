@@ -173,7 +173,9 @@ class RetrievalLog:
         A retrieval can be claimed once, so that its time counts once. Of the unclaimed retrievals with
         documents in the prompt, those whose question stands there come first, then those with most
         documents there, then the newest. One whose question does not stand there is no prompt's any more
-        after CLAIMED_WITHIN_S: nobody asked, and its documents are there by chance.
+        after CLAIMED_WITHIN_S: nobody asked, and its documents are there by chance. Others whose
+        questions stand there, as of two searches of an agent, led to this prompt, too: they are no later
+        prompt's, even if that has this one as its history.
         """
         words = words_of(prompt)
         with self._lock:
@@ -225,8 +227,17 @@ class RetrievalLog:
             best = _find_source(unclaimed, prompt, words, found)
             if best is None:
                 return None
+            claimed = self._entries[best].retrieval
             self._unclaimed.discard(best)
-            return self._entries[best].retrieval
+            self._unclaimed.difference_update(
+                number
+                for number, entry in unclaimed.items()
+                # Of an equal question somebody else's prompt may come.
+                if entry.retrieval.question != claimed.question
+                and entry.has_question_in(prompt, words)
+                and _count_present(number, entry, found)
+            )
+            return claimed
 
 
 def _find_source(
@@ -235,11 +246,15 @@ def _find_source(
     """Return the number of the retrieval that the prompt was most likely made from; None without one."""
     best: tuple[tuple[bool, int], int] | None = None
     for number, entry in entries.items():
-        present = sum(found.get(one.id, -1) >= number for one in entry.retrieval.documents)
-        if present:
+        if present := _count_present(number, entry, found):
             score = entry.has_question_in(prompt, words), present
             best = max(best, (score, number)) if best else (score, number)
     return best[1] if best else None
+
+
+def _count_present(number: int, entry: _Remembered, found: Mapping[str, int]) -> int:
+    """Count the documents of a retrieval that stand in a prompt; see `RetrievalLog._claim`."""
+    return sum(found.get(one.id, -1) >= number for one in entry.retrieval.documents)
 
 
 def _find_corpora(

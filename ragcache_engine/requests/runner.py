@@ -108,9 +108,9 @@ class RequestRunner:
                             limit.reschedule(None)
                         # Count first: a reader that has the whole answer must find it in `stats`.
                         self._count_end(None if is_warming else piece.usage)
+                        is_counted = True
                         if prepared.count_hits and not is_warming:
                             prepared.count_hits(piece.usage)
-                        is_counted = True
                     put(piece)
             put(None)
             if prepared.when_answered:
@@ -171,6 +171,7 @@ class RequestRunner:
         async def recover(failure: Exception) -> None:
             nonlocal lost_tokens
             lost_tokens = output_tokens
+            claim.attempt_failed()
             self.stats = replace(self.stats, retried=self.stats.retried + 1)
             if isinstance(failure, EngineDied):
                 with _not_counting(limit):

@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Self
 
+from ragcache_engine.errors import InvalidArgument
 from ragcache_engine.values import Answer, Piece
 
 Item = Piece | Exception | None
@@ -104,8 +105,16 @@ class AnswerStream(Iterator[Piece]):
         return item
 
     def answer(self) -> Answer:
-        """Read all remaining pieces and return them as one answer."""
-        return join_pieces(list(self))
+        """Read all remaining pieces and return them as one answer.
+
+        Raises InvalidArgument if there are none: the stream was read to its end, or closed.
+        """
+        pieces = list(self)
+        if not pieces:
+            raise InvalidArgument(
+                "the stream has no pieces left: it was read to its end, or closed. Call answer() first"
+            )
+        return join_pieces(pieces)
 
     def close(self) -> None:
         """Cancel the request if it still runs. A second call does nothing."""

@@ -50,6 +50,10 @@ class Claim:
             at_s = speculation.first_token_s if speculation else None
             self._search.note(now_s if at_s is None else at_s, SpeculationStep.FIRST_TOKEN)
 
+    def attempt_failed(self) -> None:
+        """Note that the request begins anew: what it takes from now on is no prefill's time."""
+        self._was_alone = False
+
     def report(self) -> SpeculationReport:
         """Return what was done before the request came; an empty report without a search."""
         return self._search.report() if self._search else SpeculationReport()

@@ -143,7 +143,8 @@ class SearchRegistry:
     ) -> int:
         """Return how many other searches will soon send a prompt for which nothing was started.
 
-        search_s: returns how long the searches of a chain take; 0 if that is not known. prefill_s: how
+        search_s: returns how long the searches of a chain take; 0 if that is not known. One that is late
+          is expected as long as one that is early. prefill_s: how
         long a prefill takes: one that begins now is in the way of prompts that come sooner.
         """
         before_s = max(SOON_S, prefill_s)
@@ -151,7 +152,8 @@ class SearchRegistry:
         def is_expected(other: TrackedSearch) -> bool:
             if other.ended_s is not None:
                 return now_s - other.ended_s < SOON_S
-            return other.started_s + search_s(other.chain) - now_s < before_s
+            # One that is late by as much may hang: nobody waits for it.
+            return abs(other.started_s + search_s(other.chain) - now_s) <= before_s
 
         return sum(
             other is not search

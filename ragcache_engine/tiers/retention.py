@@ -67,7 +67,6 @@ class Retention(Generic[B]):
         self._disk = disk
         self._clock = clock
         self._records: dict[tuple[str | None, tuple[str, ...]], _Record] = {}
-        self._blocks: Counter[tuple[str | None, Tier]] = Counter()  # kept for each owner
         # What the disk lacks something of, as far as it is known, in the order in which it is looked at.
         self._to_write: dict[tuple[str | None, tuple[str, ...]], None] = {}
         self._next_end_s: float | None = None
@@ -92,13 +91,12 @@ class Retention(Generic[B]):
                 self._mark(paths, tier, keep=False)
             added = self._tree.kept(tier) - before
             try:
-                self._require_room(order, added, names, {one.tenant for one in wanted})
+                self._require_room(order, added, names, wanted)
             except NoRoomToKeep:
                 for one, paths in zip(wanted, let_go, strict=True):
                     self._mark(paths, tier, keep=True)
                     self._mark(one.paths, tier, keep=False)
                 raise
-        self._add_blocks(order.owner, tier, added)
         for one, record in zip(wanted, replaced, strict=True):
             if record is not None and not record.order.is_like(order):
                 self._let_go(record)
@@ -186,33 +184,44 @@ class Retention(Generic[B]):
     # -- inside ------------------------------------------------------------------------------------
 
     def _require_room(
-        self, order: KeepOrder, added: int, names: Sequence[str], tenants: Iterable[str | None]
+        self, order: KeepOrder, added: int, names: Sequence[str], wanted: Sequence[ToKeep]
     ) -> None:
         """Raise NoRoomToKeep if too much is kept for the tier, the order's owner, or a tenant's quota.
 
         added: how many blocks more that is. names: of the sets that are to be kept, on the disk.
-        tenants: whose they are.
         """
         most = int(self._tree.capacity(order.tier) * order.most)
         others = self._disk.count_kept_elsewhere(names) if order.tier is Tier.DISK else 0
         free = most - others - (self._tree.kept(order.tier) - added)
         if order.owner is not None:
-            own = self._blocks[order.owner, order.tier]
-            free = min(free, int(most * order.share) - own)
+            own = self._count_own(order, wanted)
+            free = min(free, int(most * order.share) - (own - added))
         if (quota := self._tree.quota(order.tier)) is not None:
-            owners = {owner_of(tenant) for tenant in tenants if tenant is not None}
+            owners = {owner_of(one.tenant) for one in wanted if one.tenant is not None}
             kept = [self._tree.kept_of(owner, order.tier) - added for owner in owners]
             free = min([free, *(int(quota * order.most) - own for own in kept)])
         if added > max(0, free):
             tokens = self._tree.block_tokens
             raise NoRoomToKeep(order.tier, added * tokens, max(0, free) * tokens)
 
-    def _mark(self, paths: Iterable[Sequence[Node]], tier: Tier, *, keep: bool) -> int:
-        """Keep paths in a tier, or let them go; return how many blocks more are kept there now."""
-        before = self._tree.kept(tier)
+    def _count_own(self, order: KeepOrder, wanted: Sequence[ToKeep]) -> int:
+        """Count the blocks that are kept for the order's owner, with these sets.
+
+        From what is kept, each time: a block that several owners keep counts for each of them, whoever
+        lets it go first.
+        """
+        replaced = {(one.tenant, one.documents) for one in wanted}
+        paths = [path for one in wanted for path in one.paths]
+        for key, record in self._records.items():
+            is_own = record.order.owner == order.owner and record.order.tier is order.tier
+            if is_own and key not in replaced:
+                paths += self._paths(record)
+        return sum(node.blocks for node in {node for path in paths for node in path})
+
+    def _mark(self, paths: Iterable[Sequence[Node]], tier: Tier, *, keep: bool) -> None:
+        """Keep paths in a tier, or let them go."""
         for path in paths:
             (self._tree.keep if keep else self._tree.let_go)(path, tier)
-        return self._tree.kept(tier) - before
 
     def _paths(self, record: _Record) -> list[list[Node]]:
         """Return the nodes of a kept document, as they are cut now."""
@@ -224,16 +233,9 @@ class Retention(Generic[B]):
 
     def _let_go(self, record: _Record) -> None:
         order = record.order
-        let_go = self._mark(self._paths(record), order.tier, keep=False)
-        self._add_blocks(order.owner, order.tier, let_go)
+        self._mark(self._paths(record), order.tier, keep=False)
         if record.file is not None:
             self._disk.release_files(record.file)
-
-    def _add_blocks(self, owner: str | None, tier: Tier, blocks: int) -> None:
-        """Count that many more blocks (fewer, if negative) as kept for an owner."""
-        self._blocks[owner, tier] += blocks
-        if not self._blocks[owner, tier]:
-            del self._blocks[owner, tier]
 
     def _note_end(self, until_s: float | None) -> None:
         if until_s is not None and (self._next_end_s is None or until_s < self._next_end_s):
@@ -263,16 +265,11 @@ class Retention(Generic[B]):
         """Raise AssertionError unless the tree keeps what the records say, and no more. For tests."""
         for tier in Tier:
             kept: Counter[Node] = Counter()
-            owners: dict[str | None, set[Node]] = {}
             for record in self._records.values():
                 if record.order.tier is tier:
                     paths = self._paths(record)
                     assert len(paths) == len(record.ends), "what is kept is forgotten"
                     nodes = [node for path in paths for node in path]
                     kept.update(nodes)
-                    owners.setdefault(record.order.owner, set()).update(nodes)
             for node in self._index.nodes():
                 assert node.kept[RANK[tier]] == kept[node]
-            for owner, own in owners.items():
-                assert self._blocks[owner, tier] <= sum(node.blocks for node in own)
-        assert all(self._blocks.values())

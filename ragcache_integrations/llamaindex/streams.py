@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from contextlib import aclosing, closing
 from functools import wraps
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, cast
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -35,7 +35,9 @@ def report_stream(callback: Callback) -> Callable[[Streaming[P, T]], Streaming[P
                 return begun[0]
 
             reported = callback(begin)(*args, **kwargs)
-            return _yield_and_close(reported, begun[0])
+            stream = _yield_and_close(reported, begun[0])
+            next(stream)  # a generator that has not begun runs nothing when it is closed
+            return cast("Generator[T, None, None]", stream)
 
         return reporting
 
@@ -76,8 +78,10 @@ def release_when_closed(tokens: Generator[T, None, None]) -> Generator[T, None, 
 
 def _yield_and_close(
     reported: Generator[T, None, None], stream: Generator[T, None, None]
-) -> Generator[T, None, None]:
+) -> Generator[T | None, None, None]:
+    """Yield None, and then what is reported; close the stream whenever this is closed."""
     with closing(stream):
+        yield None
         yield from reported
 
 

@@ -83,6 +83,21 @@ def test_of_two_retrievals_of_the_same_documents_each_prompt_claims_its_own_ques
     assert log.match(prompt("Why purr?", "cats")).retrieval is second
 
 
+def test_all_retrievals_that_led_to_a_prompt_are_claimed_by_it_and_none_by_what_follows():
+    first, second = retrieval("Why sleep?", "cats"), retrieval("Why bark?", "dogs")
+    log = log_of(first, second, other := retrieval("Why swim?", "fish"))
+    history = prompt("Why sleep?", "cats") + prompt("Why bark?", "dogs")
+    assert log.match(history).retrieval is second
+    assert log.match(history + prompt("And then?")).retrieval is None
+    assert log.match(prompt("Why swim?", "fish")).retrieval is other
+
+
+def test_a_question_that_two_ask_leaves_each_prompt_its_own_retrieval():
+    log = log_of(*(found := [retrieval("Why?", "cats"), retrieval("Why?", "cats")]))
+    claimed = [log.match(prompt("Why?", "cats")).retrieval for _ in found]
+    assert all(any(one is each for each in claimed) for one in found)
+
+
 def test_documents_of_several_retrievals_may_stand_in_one_prompt():
     log = log_of(retrieval("a", "cats"), retrieval("b", "dogs"))
     assert names_in(log, prompt("both", "dogs", "cats")) == ["dogs", "cats"]

@@ -47,6 +47,13 @@ def test_leaving_a_stream_early_cancels_its_request(engine: RAGCacheEngine, leav
     assert eventually(lambda: engine.stats().running == 0)
 
 
+def test_a_stream_without_any_pieces_left_is_no_answer(engine: RAGCacheEngine):
+    stream = engine.stream(PROMPT, options=TWELVE)
+    assert list(stream)
+    with pytest.raises(InvalidArgument, match="read to its end"):
+        stream.answer()
+
+
 def test_leaving_an_async_stream_early_cancels_its_request(engine: RAGCacheEngine):
     before = engine.stats().cancelled
 

@@ -64,7 +64,7 @@ def test_other_searches_have_a_prompt_soon_unless_it_is_closed_late_or_speculate
         registry.add_search(one)
     closed.is_closed, late.ended_s = True, 1.0
     registry.add(running(), guessed)
-    assert registry.count_expected_prompts(asking, 1.0 + SOON_S, lambda chain: 0.0) == 1
+    assert registry.count_expected_prompts(asking, 1.0 + SOON_S, lambda chain: 1.0 + SOON_S) == 1
 
 
 def test_a_prompt_is_expected_only_towards_the_end_of_a_search_that_takes_long():
@@ -73,9 +73,9 @@ def test_a_prompt_is_expected_only_towards_the_end_of_a_search_that_takes_long()
     crawling.started_s = 10.0
     expected = {
         now_s: registry.count_expected_prompts(asking, now_s, lambda chain: 7.0)
-        for now_s in (10.1, 16.4, 16.6, 17.4, 30.0)
+        for now_s in (10.1, 16.4, 16.6, 17.4, 17.6, 30.0)
     }
-    assert expected == {10.1: 0, 16.4: 0, 16.6: 1, 17.4: 1, 30.0: 1}
+    assert expected == {10.1: 0, 16.4: 0, 16.6: 1, 17.4: 1, 17.6: 0, 30.0: 0}, "it may hang"
     assert registry.count_expected_prompts(asking, 15.5, lambda chain: 7.0, prefill_s=2.0) == 1
 
 

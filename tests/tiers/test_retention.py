@@ -120,6 +120,21 @@ def test_a_document_shorter_than_a_block_has_nothing_to_keep():
     cache.check()
 
 
+def test_owners_that_keep_the_same_text_and_let_it_go_in_turn_have_their_whole_share_again():
+    cache = manager()
+    points = KeepOrder(Tier.HOST, None, MOST, SHARE, owner="points", name="point")
+    with_a, with_b = prompt_of("SA", None), prompt_of("SB", None)
+    for _ in range(
+        20
+    ):  # the text before both is kept first by the one and let go last by the other
+        cache.keep_documents(points, [(("S", "A", "point"), None, [with_a])])
+        cache.keep_documents(KeepOrder(Tier.HOST), [(("S", "B"), None, [with_b])])
+        cache.release_documents(("S", "A", "point"), None)
+        cache.release_documents(("S", "B"), None)
+    cache.check()
+    assert not cache.tree.kept(Tier.HOST)
+
+
 def test_too_much_changes_nothing_and_says_what_is_free():
     cache = manager()
     keep(cache, KeepOrder(Tier.HOST, most=0.2), "S", "A")

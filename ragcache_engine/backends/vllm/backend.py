@@ -379,18 +379,10 @@ class VLLMBackend:
 
     async def clear_cache(self) -> bool:
         llm = self._require_llm()
-        clearing = asyncio.ensure_future(llm.reset_prefix_cache(reset_connector=self._has_tiers))
         try:
-            # vLLM never ends a call that its process received, or would have received, before it died.
-            while not clearing.done() and not llm.errored:
-                await asyncio.wait({clearing}, timeout=DEATH_CHECK_S)
-            if not clearing.done():
-                raise self._death()
-            return clearing.result()
+            return await _reset_cache(llm, with_tiers=self._has_tiers)
         except EngineDeadError as error:
             raise self._death() from error.with_traceback(None)
-        finally:
-            clearing.cancel()
 
     async def forget(self, document_ids: Sequence[str]) -> None:
         llm, failure = self._require_llm(), None
@@ -592,8 +584,22 @@ def has_tiers(config: VllmConfig) -> bool:
     return transfer is not None and transfer.kv_connector == "TierConnector"
 
 
+async def _reset_cache(llm: AsyncLLM, *, with_tiers: bool) -> bool:
+    """Empty vLLM's own cache, and the tiers; return False while requests run. Raises EngineDeadError."""
+    clearing = asyncio.ensure_future(llm.reset_prefix_cache(reset_connector=with_tiers))
+    try:
+        # vLLM never ends a call that its process received, or would have received, before it died.
+        while not clearing.done() and not llm.errored:
+            await asyncio.wait({clearing}, timeout=DEATH_CHECK_S)
+        if not clearing.done():
+            raise EngineDeadError
+        return clearing.result()
+    finally:
+        clearing.cancel()
+
+
 async def _reset_own_cache(llm: AsyncLLM) -> None:
-    if not await llm.reset_prefix_cache():
+    if not await _reset_cache(llm, with_tiers=False):
         raise GenerationFailed(
             "vLLM's own cache forgets nothing while requests run; wait for them to end"
         )

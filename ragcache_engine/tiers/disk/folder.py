@@ -344,7 +344,8 @@ class DiskFolder:
         path = file.path
         with contextlib.suppress(OSError):
             if path.lstat().st_mtime <= file.used_s and self._is_stray(path, is_known):
-                self._names.get(path.stem[:2], set()).discard(path.stem)
+                if path.parent.parent == self._home:  # other origins have files of the same names
+                    self._names.get(path.stem[:2], set()).discard(path.stem)
                 self._remove_file(path)
 
     def _path(self, name: str) -> Path:

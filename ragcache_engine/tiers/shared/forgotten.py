@@ -19,7 +19,7 @@ from pathlib import Path
 from ragcache_engine.tiers.disk.folder import forget_marks
 from ragcache_engine.tiers.disk.key_ring import KeyRing
 from ragcache_engine.tiers.disk.tombstones import KEPT_S, leave_tombstones
-from ragcache_engine.tiers.shared.store import SharedStore, StoreAway
+from ragcache_engine.tiers.shared.store import TOMBSTONES_STAY_S, SharedStore, StoreAway
 
 FOLDER = "shared"
 OUR_MARK = re.compile("[0-9a-f]{16}")
@@ -129,8 +129,11 @@ class ForgottenElsewhere:
         return young
 
     def _read_all(self) -> dict[str, str]:
-        """Return what stands in the folder, and remove what is too old to matter."""
-        oldest, marks = time.time() - KEPT_S, []
+        """Return what stands in the folder, and remove what the store has no tombstone of any more.
+
+        Not sooner: to a host that has forgotten what it acted upon, an old tombstone is a new one.
+        """
+        oldest, marks = time.time() - TOMBSTONES_STAY_S - KEPT_S, []
         with contextlib.suppress(OSError), os.scandir(self._place) as entries:
             for entry in entries:
                 with contextlib.suppress(OSError):

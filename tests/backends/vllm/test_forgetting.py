@@ -36,7 +36,7 @@ class LLM:
         self.has_tiers, self.is_dead = has_tiers, is_dead
         self.told: list[tuple[int | None, RequestMessage]] = []
         self.resets = 0
-        self.is_busy = False
+        self.is_busy = self.errored = False
 
     async def generate(
         self, prompt: Any, params: Any, name: str, data_parallel_rank: int | None = None
@@ -48,8 +48,11 @@ class LLM:
         answer = FinishMessage(None, Counters()).to_dict() if self.has_tiers else None
         yield SimpleNamespace(kv_transfer_params=answer)
 
-    async def reset_prefix_cache(self) -> bool:
+    async def reset_prefix_cache(self, *, reset_connector: bool) -> bool:
+        assert not reset_connector
         self.resets += 1
+        while self.errored:
+            await asyncio.sleep(1)  # vLLM never ends such a call
         return not self.is_busy
 
 
@@ -65,6 +68,13 @@ def test_every_data_parallel_rank_hears_of_it():
     asyncio.run(backend_on(llm).forget(["d1"]))
     assert sorted(rank for rank, _ in llm.told if rank is not None) == [0, 1, 2]
     assert all(message.forget == ("d1",) and message.is_trusted for _, message in llm.told)
+
+
+def test_an_engine_that_dies_while_its_own_cache_forgets_ends_the_call():
+    llm = LLM(has_tiers=False)
+    llm.errored = True
+    with pytest.raises(EngineDied, match="forget them again"):
+        asyncio.run(backend_on(llm).forget(["d1"]))
 
 
 def test_a_single_rank_is_told_as_any_request_is():

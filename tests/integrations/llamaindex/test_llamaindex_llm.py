@@ -260,6 +260,13 @@ def test_leaving_a_stream_early_cancels_the_request(traced, endless, way):
     assert endless.stats().running == 0
 
 
+@pytest.mark.parametrize("way", ["stream_complete", "stream_chat"])
+def test_closing_a_stream_that_was_never_read_cancels_the_request(traced, endless, way):
+    stream = getattr(traced, way)(PROMPT if "complete" in way else MESSAGES)
+    stream.close()  # and it is still held
+    assert eventually(lambda: endless.stats().cancelled == 1)
+
+
 @pytest.mark.parametrize("way", ["astream_complete", "astream_chat"])
 def test_leaving_an_async_stream_early_cancels_the_request(traced, endless, way):
     async def leave():

@@ -184,6 +184,20 @@ def test_blocks_of_other_models_are_strangers_under_any_name(tmp_path: Path):
     assert size_on_disk(tmp_path) <= 7_500
 
 
+def test_a_stranger_that_is_removed_takes_no_file_of_the_same_name_along(tmp_path: Path):
+    others = DiskFolder(tmp_path, THEIRS, 7_500)
+    for number in (1, 2, 3):
+        keep(others, number)
+        age(others, number, 100)
+    keep(DiskFolder(tmp_path, OURS, 7_500), 1)
+    disk = DiskFolder(tmp_path, OURS, 7_500)  # a later life, whose tree knows nothing yet
+    age(disk, 1, 50)
+    keep(disk, 4)
+    keep(disk, 5)
+    assert not others._path(name_of(1)).exists()
+    assert disk.holds(name_of(1))
+
+
 def test_two_engines_over_one_folder_find_each_others_blocks(tmp_path: Path):
     first, second = (DiskFolder(tmp_path, OURS, 7_500) for _ in range(2))
     keep(first, 1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -14,7 +16,7 @@ from ragcache_engine.tiers.disk.naming import PLAIN
 from ragcache_engine.tiers.disk.tombstones import leave_tombstones
 from ragcache_engine.tiers.shared.forgotten import ForgottenElsewhere
 from ragcache_engine.tiers.shared.opening import open_store
-from ragcache_engine.tiers.shared.store import SharedStore
+from ragcache_engine.tiers.shared.store import TOMBSTONES_STAY_S, SharedStore
 
 OURS = Origin("weights", "configuration", "bfloat16", 16, "NHD", "vllm")
 D1, D2 = PLAIN.mark("d1"), PLAIN.mark("d2")
@@ -78,6 +80,23 @@ def test_each_forgetting_is_acted_upon_once_and_not_by_who_forgot(
     here.forget(D1)
     assert there.forgotten.catch_up()
     assert not there.has(fresh)
+
+
+def test_what_was_acted_upon_is_known_as_long_as_the_store_tells_of_it(
+    tmp_path: Path, store: SharedStore
+):
+    here, there = Host(tmp_path / "here", store), Host(tmp_path / "there", store)
+    here.forget(D1)
+    assert there.forgotten.catch_up()
+    there.disk.note_forgotten(there.disk.find_forgotten())
+    fresh = there.keep(1, D1)  # computed since
+    there.disk.close()
+    days_ago = time.time() - TOMBSTONES_STAY_S + 3600
+    for stamp in there.forgotten._place.iterdir():
+        os.utime(stamp, (days_ago, days_ago))
+    again = Host(tmp_path / "there", store)
+    assert not again.forgotten.catch_up()
+    assert again.has(fresh)
 
 
 def test_engines_of_one_host_act_together(tmp_path: Path, store: SharedStore):
