@@ -186,15 +186,16 @@ def test_blocks_of_other_models_are_strangers_under_any_name(tmp_path: Path):
 
 def test_a_stranger_that_is_removed_takes_no_file_of_the_same_name_along(tmp_path: Path):
     others = DiskFolder(tmp_path, THEIRS, 7_500)
-    for number in (1, 2, 3):
-        keep(others, number)
-        age(others, number, 100)
-    keep(DiskFolder(tmp_path, OURS, 7_500), 1)
-    disk = DiskFolder(tmp_path, OURS, 7_500)  # a later life, whose tree knows nothing yet
-    age(disk, 1, 50)
-    keep(disk, 4)
-    keep(disk, 5)
+    keep(others, 1)
+    age(others, 1, 100)
+    keep(ours := DiskFolder(tmp_path, OURS, 7_500), 1)
+    then = time.time() - 60  # what is listed once is not listed again for nothing
+    os.utime(ours._path(name_of(1)).parent, (then, then))
+    disk = DiskFolder(tmp_path, OURS, 7_500)
+    for name in ("d" * 40, "e" * 40):  # in other directories, which says nothing of this one
+        disk.write(name, [], memoryview(content_of(4)), nothing_known)
     assert not others._path(name_of(1)).exists()
+    disk.refresh()
     assert disk.holds(name_of(1))
 
 
