@@ -110,7 +110,7 @@ class EngineConfig(BaseModel):
       then takes longer than an exact one.
     recheck_share: with reuse="anywhere", the share of greedy answers that the engine computes once more,
       exactly, while no request runs; `stats().drift` tells how unlike they were. If a calibration gave
-      the ratio, and the last ones were less alike than it wants, the engine borrows no more and logs a
+      the ratio, and answers have become less alike than it wants, the engine borrows no more and logs a
       warning. 0: never; see docs/guides/calibrating.md.
     kept_share: which part of the host tier, and of the disk tier, `keep` may keep from eviction, 0 to 1.
     cost_profile: the file that `ragcache profile` wrote for this model and machine: how long computing

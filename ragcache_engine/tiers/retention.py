@@ -40,11 +40,13 @@ class _Record:
     """What is known of kept documents. ends: the last key of each path, by which their nodes are found.
 
     file: the name under which others on the disk's folder know of them; None if they do not.
+    blocks: how many of them count for the order's owner: those that nobody kept before.
     """
 
     order: KeepOrder
     ends: tuple[Key, ...]
     file: str | None
+    blocks: int
 
 
 class Retention(Generic[B]):
@@ -67,6 +69,7 @@ class Retention(Generic[B]):
         self._disk = disk
         self._clock = clock
         self._records: dict[tuple[str | None, tuple[str, ...]], _Record] = {}
+        self._blocks: Counter[tuple[str | None, Tier]] = Counter()  # of the records of each owner
         # What the disk lacks something of, as far as it is known, in the order in which it is looked at.
         self._to_write: dict[tuple[str | None, tuple[str, ...]], None] = {}
         self._next_end_s: float | None = None
@@ -85,21 +88,25 @@ class Retention(Generic[B]):
         names = [] if tier is not Tier.DISK else [one.file.name for one in wanted if one.file]
         # Pinned, so that the tree forgets no node before it is known whether it stays kept.
         with self._tree.pinned(node for paths in let_go for path in paths for node in path):
-            before = self._tree.kept(tier)
-            for one, paths in zip(wanted, let_go, strict=True):
-                self._mark(one.paths, tier, keep=True)
-                self._mark(paths, tier, keep=False)
-            added = self._tree.kept(tier) - before
+            added_by = [
+                self._mark(one.paths, tier, keep=True) + self._mark(paths, tier, keep=False)
+                for one, paths in zip(wanted, let_go, strict=True)
+            ]
             try:
-                self._require_room(order, added, names, wanted)
+                tenants = {one.tenant for one in wanted}
+                self._require_room(order, sum(added_by), names, tenants)
             except NoRoomToKeep:
                 for one, paths in zip(wanted, let_go, strict=True):
                     self._mark(paths, tier, keep=True)
                     self._mark(one.paths, tier, keep=False)
                 raise
-        for one, record in zip(wanted, replaced, strict=True):
+        for one, record, added in zip(wanted, replaced, added_by, strict=True):
+            blocks = added
             if record is not None and not record.order.is_like(order):
                 self._let_go(record)
+            elif record is not None:
+                self._add_blocks(order.owner, tier, -record.blocks)
+                blocks = max(0, record.blocks + added)
             key = one.tenant, one.documents
             ends = tuple(self._index.record(path[-1]).keys[-1] for path in one.paths if path)
             if not ends:  # shorter than a block
@@ -108,7 +115,8 @@ class Retention(Generic[B]):
                 continue
             file = one.file if tier is Tier.DISK else None
             name = None if file is None else file.name
-            self._records[key] = _Record(order, ends, name)
+            self._records[key] = _Record(order, ends, name, blocks)
+            self._add_blocks(order.owner, tier, blocks)
             if file is not None:
                 self._disk.keep_files(replace(file, until_s=order.until_s))
                 self._to_write[key] = None
@@ -184,44 +192,33 @@ class Retention(Generic[B]):
     # -- inside ------------------------------------------------------------------------------------
 
     def _require_room(
-        self, order: KeepOrder, added: int, names: Sequence[str], wanted: Sequence[ToKeep]
+        self, order: KeepOrder, added: int, names: Sequence[str], tenants: Iterable[str | None]
     ) -> None:
         """Raise NoRoomToKeep if too much is kept for the tier, the order's owner, or a tenant's quota.
 
         added: how many blocks more that is. names: of the sets that are to be kept, on the disk.
+        tenants: whose they are.
         """
         most = int(self._tree.capacity(order.tier) * order.most)
         others = self._disk.count_kept_elsewhere(names) if order.tier is Tier.DISK else 0
         free = most - others - (self._tree.kept(order.tier) - added)
         if order.owner is not None:
-            own = self._count_own(order, wanted)
-            free = min(free, int(most * order.share) - (own - added))
+            own = self._blocks[order.owner, order.tier]
+            free = min(free, int(most * order.share) - own)
         if (quota := self._tree.quota(order.tier)) is not None:
-            owners = {owner_of(one.tenant) for one in wanted if one.tenant is not None}
+            owners = {owner_of(tenant) for tenant in tenants if tenant is not None}
             kept = [self._tree.kept_of(owner, order.tier) - added for owner in owners]
             free = min([free, *(int(quota * order.most) - own for own in kept)])
         if added > max(0, free):
             tokens = self._tree.block_tokens
             raise NoRoomToKeep(order.tier, added * tokens, max(0, free) * tokens)
 
-    def _count_own(self, order: KeepOrder, wanted: Sequence[ToKeep]) -> int:
-        """Count the blocks that are kept for the order's owner, with these sets.
-
-        From what is kept, each time: a block that several owners keep counts for each of them, whoever
-        lets it go first.
-        """
-        replaced = {(one.tenant, one.documents) for one in wanted}
-        paths = [path for one in wanted for path in one.paths]
-        for key, record in self._records.items():
-            is_own = record.order.owner == order.owner and record.order.tier is order.tier
-            if is_own and key not in replaced:
-                paths += self._paths(record)
-        return sum(node.blocks for node in {node for path in paths for node in path})
-
-    def _mark(self, paths: Iterable[Sequence[Node]], tier: Tier, *, keep: bool) -> None:
-        """Keep paths in a tier, or let them go."""
+    def _mark(self, paths: Iterable[Sequence[Node]], tier: Tier, *, keep: bool) -> int:
+        """Keep paths in a tier, or let them go; return how many blocks more are kept there now."""
+        before = self._tree.kept(tier)
         for path in paths:
             (self._tree.keep if keep else self._tree.let_go)(path, tier)
+        return self._tree.kept(tier) - before
 
     def _paths(self, record: _Record) -> list[list[Node]]:
         """Return the nodes of a kept document, as they are cut now."""
@@ -234,8 +231,16 @@ class Retention(Generic[B]):
     def _let_go(self, record: _Record) -> None:
         order = record.order
         self._mark(self._paths(record), order.tier, keep=False)
+        # As many as came with it: another owner may keep some of them, and let them go later.
+        self._add_blocks(order.owner, order.tier, -record.blocks)
         if record.file is not None:
             self._disk.release_files(record.file)
+
+    def _add_blocks(self, owner: str | None, tier: Tier, blocks: int) -> None:
+        """Count that many more blocks (fewer, if negative) for an owner."""
+        self._blocks[owner, tier] += blocks
+        if not self._blocks[owner, tier]:
+            del self._blocks[owner, tier]
 
     def _note_end(self, until_s: float | None) -> None:
         if until_s is not None and (self._next_end_s is None or until_s < self._next_end_s):
@@ -263,6 +268,11 @@ class Retention(Generic[B]):
 
     def check(self) -> None:
         """Raise AssertionError unless the tree keeps what the records say, and no more. For tests."""
+        blocks: Counter[tuple[str | None, Tier]] = Counter()
+        for record in self._records.values():
+            assert record.blocks >= 0
+            blocks[record.order.owner, record.order.tier] += record.blocks
+        assert self._blocks == +blocks, "an owner's share is not that of its records"
         for tier in Tier:
             kept: Counter[Node] = Counter()
             for record in self._records.values():

@@ -124,9 +124,7 @@ def test_owners_that_keep_the_same_text_and_let_it_go_in_turn_have_their_whole_s
     cache = manager()
     points = KeepOrder(Tier.HOST, None, MOST, SHARE, owner="points", name="point")
     with_a, with_b = prompt_of("SA", None), prompt_of("SB", None)
-    for _ in range(
-        20
-    ):  # the text before both is kept first by the one and let go last by the other
+    for _ in range(20):  # one keeps the text before both first, and the other lets it go last
         cache.keep_documents(points, [(("S", "A", "point"), None, [with_a])])
         cache.keep_documents(KeepOrder(Tier.HOST), [(("S", "B"), None, [with_b])])
         cache.release_documents(("S", "A", "point"), None)
