@@ -82,7 +82,8 @@ class KeptAnswer(NamedTuple):
 class NoRoomToKeep(Exception):
     """Documents would take more of a tier than may be kept there; nothing was changed.
 
-    needed_tokens: what they take beyond what is kept already. free_tokens: how much more may be kept.
+    needed_tokens: what they take beyond what is kept already, of the tier or of their owner's share.
+    free_tokens: how much more may be kept of that.
     """
 
     def __init__(self, tier: Tier, needed_tokens: int, free_tokens: int) -> None:

@@ -40,13 +40,11 @@ class _Record:
     """What is known of kept documents. ends: the last key of each path, by which their nodes are found.
 
     file: the name under which others on the disk's folder know of them; None if they do not.
-    blocks: how many of them count for the order's owner: those that nobody kept before.
     """
 
     order: KeepOrder
     ends: tuple[Key, ...]
     file: str | None
-    blocks: int
 
 
 class Retention(Generic[B]):
@@ -69,7 +67,8 @@ class Retention(Generic[B]):
         self._disk = disk
         self._clock = clock
         self._records: dict[tuple[str | None, tuple[str, ...]], _Record] = {}
-        self._blocks: Counter[tuple[str | None, Tier]] = Counter()  # of the records of each owner
+        # How many paths of an owner keep a block in a tier. Another owner may keep it too.
+        self._owned: dict[tuple[str, Tier], Counter[Key]] = {}
         # What the disk lacks something of, as far as it is known, in the order in which it is looked at.
         self._to_write: dict[tuple[str | None, tuple[str, ...]], None] = {}
         self._next_end_s: float | None = None
@@ -88,25 +87,20 @@ class Retention(Generic[B]):
         names = [] if tier is not Tier.DISK else [one.file.name for one in wanted if one.file]
         # Pinned, so that the tree forgets no node before it is known whether it stays kept.
         with self._tree.pinned(node for paths in let_go for path in paths for node in path):
-            added_by = [
-                self._mark(one.paths, tier, keep=True) + self._mark(paths, tier, keep=False)
-                for one, paths in zip(wanted, let_go, strict=True)
-            ]
+            before = self._count_kept(order)
+            for one, paths in zip(wanted, let_go, strict=True):
+                self._mark(one.paths, order, keep=True)
+                self._mark(paths, order, keep=False)
             try:
-                tenants = {one.tenant for one in wanted}
-                self._require_room(order, sum(added_by), names, tenants)
+                self._require_room(order, before, names, {one.tenant for one in wanted})
             except NoRoomToKeep:
                 for one, paths in zip(wanted, let_go, strict=True):
-                    self._mark(paths, tier, keep=True)
-                    self._mark(one.paths, tier, keep=False)
+                    self._mark(paths, order, keep=True)
+                    self._mark(one.paths, order, keep=False)
                 raise
-        for one, record, added in zip(wanted, replaced, added_by, strict=True):
-            blocks = added
+        for one, record in zip(wanted, replaced, strict=True):
             if record is not None and not record.order.is_like(order):
                 self._let_go(record)
-            elif record is not None:
-                self._add_blocks(order.owner, tier, -record.blocks)
-                blocks = max(0, record.blocks + added)
             key = one.tenant, one.documents
             ends = tuple(self._index.record(path[-1]).keys[-1] for path in one.paths if path)
             if not ends:  # shorter than a block
@@ -115,8 +109,7 @@ class Retention(Generic[B]):
                 continue
             file = one.file if tier is Tier.DISK else None
             name = None if file is None else file.name
-            self._records[key] = _Record(order, ends, name, blocks)
-            self._add_blocks(order.owner, tier, blocks)
+            self._records[key] = _Record(order, ends, name)
             if file is not None:
                 self._disk.keep_files(replace(file, until_s=order.until_s))
                 self._to_write[key] = None
@@ -191,34 +184,56 @@ class Retention(Generic[B]):
 
     # -- inside ------------------------------------------------------------------------------------
 
+    def _count_kept(self, order: KeepOrder) -> tuple[int, int]:
+        """Count the blocks that are kept in the order's tier: in all, and by the order's owner."""
+        own = self._owned.get((order.owner, order.tier), ()) if order.owner is not None else ()
+        return self._tree.kept(order.tier), len(own)
+
     def _require_room(
-        self, order: KeepOrder, added: int, names: Sequence[str], tenants: Iterable[str | None]
+        self,
+        order: KeepOrder,
+        before: tuple[int, int],
+        names: Sequence[str],
+        tenants: Iterable[str | None],
     ) -> None:
         """Raise NoRoomToKeep if too much is kept for the tier, the order's owner, or a tenant's quota.
 
-        added: how many blocks more that is. names: of the sets that are to be kept, on the disk.
-        tenants: whose they are.
+        before: what `_count_kept` told before the order was followed. names: of the sets that are to
+        be kept, on the disk. tenants: whose they are.
         """
+        in_all, own = before
+        in_all_now, own_now = self._count_kept(order)
+        added = in_all_now - in_all
         most = int(self._tree.capacity(order.tier) * order.most)
         others = self._disk.count_kept_elsewhere(names) if order.tier is Tier.DISK else 0
-        free = most - others - (self._tree.kept(order.tier) - added)
-        if order.owner is not None:
-            own = self._blocks[order.owner, order.tier]
-            free = min(free, int(most * order.share) - own)
+        free = most - others - in_all
         if (quota := self._tree.quota(order.tier)) is not None:
             owners = {owner_of(tenant) for tenant in tenants if tenant is not None}
             kept = [self._tree.kept_of(owner, order.tier) - added for owner in owners]
-            free = min([free, *(int(quota * order.most) - own for own in kept)])
-        if added > max(0, free):
-            tokens = self._tree.block_tokens
-            raise NoRoomToKeep(order.tier, added * tokens, max(0, free) * tokens)
+            free = min([free, *(int(quota * order.most) - of_owner for of_owner in kept)])
+        bounds = [(added, free), (own_now - own, int(most * order.share) - own)]
+        for needed, left in bounds if order.owner is not None else bounds[:1]:
+            if needed > max(0, left):
+                tokens = self._tree.block_tokens
+                raise NoRoomToKeep(order.tier, needed * tokens, max(0, left) * tokens)
 
-    def _mark(self, paths: Iterable[Sequence[Node]], tier: Tier, *, keep: bool) -> int:
-        """Keep paths in a tier, or let them go; return how many blocks more are kept there now."""
-        before = self._tree.kept(tier)
+    def _mark(self, paths: Iterable[Sequence[Node]], order: KeepOrder, *, keep: bool) -> None:
+        """Keep paths in the order's tier for its owner, or let them go."""
         for path in paths:
-            (self._tree.keep if keep else self._tree.let_go)(path, tier)
-        return self._tree.kept(tier) - before
+            if order.owner is not None:  # first: the tree may forget nodes that are let go
+                self._count_owned(path, (order.owner, order.tier), 1 if keep else -1)
+            (self._tree.keep if keep else self._tree.let_go)(path, order.tier)
+
+    def _count_owned(self, path: Sequence[Node], whose: tuple[str, Tier], paths: int) -> None:
+        """Count that so many paths more (fewer, if negative) of an owner keep the path's blocks."""
+        owned = self._owned.setdefault(whose, Counter())
+        for node in path:
+            for key in self._index.record(node).keys:
+                owned[key] += paths
+                if not owned[key]:
+                    del owned[key]
+        if not owned:
+            del self._owned[whose]
 
     def _paths(self, record: _Record) -> list[list[Node]]:
         """Return the nodes of a kept document, as they are cut now."""
@@ -230,17 +245,9 @@ class Retention(Generic[B]):
 
     def _let_go(self, record: _Record) -> None:
         order = record.order
-        self._mark(self._paths(record), order.tier, keep=False)
-        # As many as came with it: another owner may keep some of them, and let them go later.
-        self._add_blocks(order.owner, order.tier, -record.blocks)
+        self._mark(self._paths(record), order, keep=False)
         if record.file is not None:
             self._disk.release_files(record.file)
-
-    def _add_blocks(self, owner: str | None, tier: Tier, blocks: int) -> None:
-        """Count that many more blocks (fewer, if negative) for an owner."""
-        self._blocks[owner, tier] += blocks
-        if not self._blocks[owner, tier]:
-            del self._blocks[owner, tier]
 
     def _note_end(self, until_s: float | None) -> None:
         if until_s is not None and (self._next_end_s is None or until_s < self._next_end_s):
@@ -268,11 +275,13 @@ class Retention(Generic[B]):
 
     def check(self) -> None:
         """Raise AssertionError unless the tree keeps what the records say, and no more. For tests."""
-        blocks: Counter[tuple[str | None, Tier]] = Counter()
+        owned: dict[tuple[str, Tier], Counter[Key]] = {}
         for record in self._records.values():
-            assert record.blocks >= 0
-            blocks[record.order.owner, record.order.tier] += record.blocks
-        assert self._blocks == +blocks, "an owner's share is not that of its records"
+            if (owner := record.order.owner) is not None:
+                keys = owned.setdefault((owner, record.order.tier), Counter())
+                for path in self._paths(record):
+                    keys.update(key for node in path for key in self._index.record(node).keys)
+        assert self._owned == owned, "an owner's share is not that of its records"
         for tier in Tier:
             kept: Counter[Node] = Counter()
             for record in self._records.values():

@@ -133,6 +133,18 @@ def test_owners_that_keep_the_same_text_and_let_it_go_in_turn_have_their_whole_s
     assert not cache.tree.kept(Tier.HOST)
 
 
+def test_a_share_counts_what_its_owner_keeps_still_after_another_set_of_it_is_let_go():
+    cache = manager()
+    order = KeepOrder(Tier.HOST, None, MOST, SHARE, owner="shop")
+    keep(cache, order, "S", "A", tenant="shop")
+    keep(cache, order, "S", "A", "D", tenant="shop")
+    cache.release_documents(("S", "A"), "shop")
+    with pytest.raises(NoRoomToKeep) as refused:
+        keep(cache, order, "S", "D", tenant="shop")
+    assert (refused.value.needed_tokens, refused.value.free_tokens) == (4 * 4, 3 * 4)
+    cache.check()
+
+
 def test_too_much_changes_nothing_and_says_what_is_free():
     cache = manager()
     keep(cache, KeepOrder(Tier.HOST, most=0.2), "S", "A")
