@@ -100,7 +100,11 @@ class DiskCopying(Generic[B]):
     # -- naming files ------------------------------------------------------------------------------
 
     def name_files(self, request: TrackedRequest) -> None:
-        """Name the files of the request's blocks, and count those that are on disk already."""
+        """Name the files of the request's blocks, and count those that are on disk already.
+
+        A file carries the marks that were known when it was written, here or elsewhere. It is given those
+        that came since: otherwise a later process would not find it when the document is forgotten.
+        """
         prompt, at, cut = request.prompt, 0, 0
         if self._transfers is None or not prompt.file_names:
             return
@@ -108,13 +112,21 @@ class DiskCopying(Generic[B]):
             while prompt.cuts[cut].end < at + node.blocks:
                 cut += 1
             record = self._index.record(node)
-            record.marks = tuple(dict.fromkeys((*record.marks, *prompt.marks[cut])))
+            marks = tuple(dict.fromkeys((*record.marks, *prompt.marks[cut])))
+            are_more = len(marks) > len(record.marks)
+            record.marks = marks
             record.writable_files()[:] = prompt.file_names[at : at + node.blocks]
             known = upto = node.resident[DISK]
             while upto < node.blocks and self._transfers.holds(prompt.file_names[at + upto]):
                 upto += 1
             if upto > known:
                 self._keep_files(node, known, upto, force=True)
+            first = 0 if are_more else known
+            if marks and first < node.resident[DISK]:
+                written = prompt.file_names[at + first : at + node.resident[DISK]]
+                self._transfers.add_marks(written, marks)
+            if are_more and self.shared.transfers is not None:
+                self.shared.transfers.note_marks(prompt.file_names[at : at + node.blocks])
             at += node.blocks
 
     def count_written(self, names: Sequence[str | None]) -> int:

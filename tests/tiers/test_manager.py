@@ -14,7 +14,7 @@ import math
 import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Any
 
@@ -177,6 +177,7 @@ class LateDisk:
     def __init__(self, slots: list[bytes | None]) -> None:
         self.slots = slots
         self.files: dict[str, bytes] = {}
+        self.marks: dict[str, set[str]] = {}  # of each file
         self.stolen: set[str] = set()  # files that another engine has removed
         self.named: dict[str, bytes] = {}  # which block each name is for
         self.is_writable = True
@@ -188,7 +189,7 @@ class LateDisk:
         self.kept: dict[str, KeptFile] = {}
         self.pending_reads = self.pending_writes = 0
         self.reads: deque[BlockCopy] = deque()
-        self.writes: deque[BlockCopy | str] = deque()
+        self.writes: deque[BlockCopy | str | tuple[Sequence[str], Sequence[str]]] = deque()
         self._finished: list[FinishedCopy] = []
 
     def holds(self, name: str) -> bool:
@@ -238,6 +239,9 @@ class LateDisk:
         self.pending_writes += 1
         self.writes.append(copy)
 
+    def add_marks(self, names: Sequence[str], marks: Sequence[str]) -> None:
+        self.writes.append((names, marks))
+
     def remove(self, name: str) -> None:
         self.writes.append(name)
 
@@ -265,10 +269,16 @@ class LateDisk:
         copy = self.writes.popleft()
         if isinstance(copy, str):
             self.files.pop(copy, None)
+            self.marks.pop(copy, None)
+            return
+        if isinstance(copy, tuple):
+            for name in self.files.keys() & set(copy[0]):
+                self.marks.setdefault(name, set()).update(copy[1])
             return
         assert self.slots[copy.slot] == self.named[copy.name], "a file got another block"
         if failure is None:
             self.files.setdefault(copy.name, self.named[copy.name])
+            self.marks.setdefault(copy.name, set()).update(copy.marks)
         self._finished.append(FinishedCopy(copy, False, 0 if failure else 100, 1e-4, failure))
 
 
@@ -343,6 +353,9 @@ class LateStore:
 
     def is_stored(self, name: str) -> bool:
         return name in self._stored
+
+    def note_marks(self, names: Iterable[str]) -> None:
+        self._stored.difference_update(names)
 
     @property
     def room(self) -> int:
@@ -877,12 +890,11 @@ class VLLM:
         cache.check_idle()
         assert host.free + cache.tree.used(Tier.HOST) == host.count
         assert not cache.is_reading_disk
-        known = {
-            name
-            for node in self.nodes()
-            for name in cache.index.record(node).files[: node.resident[DISK]]
-        }
-        assert self.disk.files.keys() >= known - self.disk.stolen
+        for node in self.nodes():
+            record = cache.index.record(node)
+            for name in {*record.files[: node.resident[DISK]]} - self.disk.stolen:
+                assert name in self.disk.files
+                assert self.disk.marks.get(name, set()) >= set(record.marks)
 
 
 # -- examples --------------------------------------------------------------------------------------
@@ -972,6 +984,7 @@ def test_files_of_an_earlier_life_that_were_looked_up_belong_to_the_tree():
     prompt = vllm.describe("S", "A", "D")[1]
     assert vllm.cache.touch_if_cached([prompt])
     assert all(map(vllm.cache.knows_file, prompt.file_names))
+    vllm.settle()
     vllm.check_at_rest()
 
 
@@ -1326,6 +1339,37 @@ def test_loading_that_looks_slow_is_tried_again_now_and_then():
         loaded += told["host"] > 0
         vllm.cache.speeds.from_host.latency_s = 60.0
     assert loaded == 1
+
+
+def test_what_the_disk_has_gets_the_names_that_come_later():
+    """By a file's marks, a later process finds it when a document is forgotten."""
+    earlier = VLLM(disk=100)
+    earlier.run(earlier.arrive("S", "A", labelled=False))
+    earlier.run(earlier.arrive("S", "B"))
+    earlier.run(earlier.arrive("S", "A"))
+    a, b = PLAIN.mark("A"), PLAIN.mark("B")
+    marks = list(earlier.disk.marks.values())
+    assert marks.count({a}) == 2
+    assert marks.count({b}) == 2
+    later = VLLM(disk=100)
+    later.disk.files.update(earlier.disk.files)
+    later.disk.named.update(earlier.disk.named)
+    later.run(later.arrive("S", "A"))
+    assert list(later.disk.marks.values()).count({a}) == 2, "whatever they carried before"
+    later.check_at_rest()
+
+
+def test_what_the_store_has_gets_the_names_that_come_later():
+    vllm = VLLM(disk=100, is_sharing=True)
+    vllm.run(vllm.arrive("S", "A"))
+    vllm.store.blocks.clear()
+    vllm.run(vllm.arrive("S", "A"))
+    assert not vllm.store.blocks, "it is taken to have them"
+    _, prompt = vllm.describe("S", "A")
+    vllm.cache.add_request("renamed", replace(prompt, marks=[[*prompt.marks[0], "more"]] * 3))
+    vllm.cache.finish_request("renamed", completed=False)
+    vllm.run(vllm.arrive("S", "A"))
+    assert len(vllm.store.blocks) == 3
 
 
 def test_what_another_engine_forgot_on_the_shared_disk_is_forgotten_here():

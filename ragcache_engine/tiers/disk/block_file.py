@@ -91,11 +91,12 @@ def write(
     documents: Sequence[str],
     payload: memoryview,
     keys: KeyRing | None = None,
+    used_ns: int | None = None,
 ) -> int:
     """Write a block to its file; return the file's bytes.
 
     documents: marks of all documents up to and including this block. keys: what to encrypt it with.
-    Raises OSError, and leaves no file behind then.
+    used_ns: its time of use; None: now. Raises OSError, and leaves no file behind then.
     """
     parts = pack(origin, name, documents, payload, keys)
     # The process id alone does not tell writers apart: containers may use the same one, and a process
@@ -108,7 +109,7 @@ def write(
         with open(unfinished, "xb", buffering=0, opener=_open_private) as file:
             _write_all(file.fileno(), parts)
             os.fsync(file.fileno())
-        note_use(unfinished)
+        note_use(unfinished, used_ns)
         os.replace(unfinished, path)
     except BaseException:
         with contextlib.suppress(OSError):
@@ -117,14 +118,14 @@ def write(
     return sum(map(len, parts))
 
 
-def note_use(path: Path) -> None:
-    """Set a file's time of use to now. Raises OSError.
+def note_use(path: Path, used_ns: int | None = None) -> None:
+    """Set a file's time of use, to now if none is given. Raises OSError.
 
     By the clock of tombstones: a filesystem's own may be milliseconds behind, and what was written a
     moment after a forgetting would look older.
     """
-    now_ns = time.time_ns()
-    os.utime(path, ns=(now_ns, now_ns))
+    used_ns = time.time_ns() if used_ns is None else used_ns
+    os.utime(path, ns=(used_ns, used_ns))
 
 
 def pack(
@@ -204,6 +205,37 @@ def read(
         if os.read(file.fileno(), 1):
             raise UnusableFile(f"{path} is longer than it says")
     return len(start) + target.nbytes + CHECKSUM_BYTES
+
+
+def add_marks(
+    path: Path,
+    origin: Origin,
+    name: str,
+    documents: Sequence[str],
+    keys: KeyRing | None = None,
+    is_forgotten: Callable[[Iterable[str], int], bool] = lambda marks, used_ns: False,
+) -> int:
+    """Let a block's file carry these marks besides its own; return how many bytes it has more now.
+
+    The file is written again, with its time of use: if its documents are forgotten meanwhile, it is older
+    than that still. The other arguments and the errors are those of `read` and `write`.
+    """
+    with _open_regular(path) as file:
+        _, header = _read_header(file.fileno())
+        place = os.fstat(file.fileno())
+        marks = _read_marks(header)
+        if is_forgotten(marks, place.st_mtime_ns):
+            raise ForgottenFile(f"{path} is of a document that was forgotten")
+        file.seek(0)
+        content = _read_exactly(file.fileno(), place.st_size)
+    size = header.get("payload_bytes")
+    if not isinstance(size, int) or not 0 <= size < place.st_size:
+        raise UnusableFile("its header is damaged")
+    payload = memoryview(bytearray(size))
+    unpack(content, origin, name, payload, keys)
+    more = [*sorted(marks), *(mark for mark in documents if mark not in marks)]
+    written = write(path, origin, name, more, payload, keys, place.st_mtime_ns)
+    return written - place.st_size
 
 
 def _require_block(

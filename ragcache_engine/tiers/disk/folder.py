@@ -37,6 +37,7 @@ from ragcache_engine.tiers.disk.kept_files import (
 from ragcache_engine.tiers.disk.key_files import NO_STAMPS
 from ragcache_engine.tiers.disk.key_ring import KeyRing
 from ragcache_engine.tiers.disk.naming import PLAIN, is_encrypted
+from ragcache_engine.tiers.disk.shared_keys import KeyAway
 from ragcache_engine.tiers.disk.tombstones import (
     Tombstones,
     clear_tombstones,
@@ -202,6 +203,8 @@ class DiskFolder:
         """
         path = self._path(name)
         if block_file.is_regular(path):
+            self.add_marks(name, documents)
+        if block_file.is_regular(path):
             self._names.setdefault(name[:2], set()).add(name)
             return 0
         if os.path.lexists(path):
@@ -222,6 +225,37 @@ class DiskFolder:
             raise
         self._names.setdefault(name[:2], set()).add(name)
         return size_bytes
+
+    def add_marks(self, name: str, documents: Sequence[str]) -> None:
+        """Let a block's file carry these marks too: the same text has been given another id.
+
+        A file that cannot carry them, or must not be used, is removed: it must not outlast the forgetting
+        of one of these documents. Nothing happens if there is none. Raises OSError.
+        """
+        path = self._path(name)
+        try:
+            if block_file.read_document_marks(path, self._keys).issuperset(documents):
+                return
+        except FileNotFoundError:
+            self._names.get(name[:2], set()).discard(name)
+            return
+        except UnusableFile:
+            self.remove(name)
+            return
+        try:
+            self._require_remembered(documents)
+            more = block_file.add_marks(
+                path, self._origin, name, documents, self._keys, self._tombstones.are_younger
+            )
+            self._require_remembered(documents)  # as in `write`
+        except (UnusableFile, DocumentForgotten, KeyAway):
+            self.remove(name)
+        except OSError:
+            self.remove(name)
+            raise
+        else:
+            with self._lock:
+                self.used_bytes += more
 
     def read(self, name: str, target: memoryview) -> int:
         """Read a block into `target`; return the bytes read.

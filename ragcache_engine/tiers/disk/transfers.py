@@ -80,6 +80,12 @@ class _Forgetting:
 
 
 @dataclass(frozen=True, slots=True)
+class _Marking:
+    names: tuple[str, ...]
+    marks: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
 class _Releasing:
     entries: Sequence[str]
 
@@ -118,6 +124,7 @@ class DiskTransfers:
             | str
             | Mapping[str, int]
             | _Forgetting
+            | _Marking
             | KeptFile
             | _Releasing
             | _Looking
@@ -174,6 +181,10 @@ class DiskTransfers:
         self.pending_writes += 1
         self._pending_removals.pop(copy.name, None)
         self._writes.put(copy)
+
+    def add_marks(self, names: Iterable[str], marks: Sequence[str]) -> None:
+        """Start letting files carry these marks besides their own, after the writes started before."""
+        self._writes.put(_Marking(tuple(names), marks))
 
     def remove(self, name: str) -> None:
         """Start removing a file, after the writes started before. From now on `holds` is False for it."""
@@ -294,6 +305,9 @@ class DiskTransfers:
             if isinstance(copy, _Forgetting):
                 self._remove_documents(copy.documents)
                 continue
+            if isinstance(copy, _Marking):
+                self._add_marks(copy)
+                continue
             if isinstance(copy, (KeptFile, _Releasing)):
                 self._keep(copy)
                 continue
@@ -339,6 +353,13 @@ class DiskTransfers:
                 self._folder.folder,
                 error,
             )
+
+    def _add_marks(self, marking: _Marking) -> None:
+        for name in marking.names:
+            try:
+                self._folder.add_marks(name, marking.marks)
+            except Exception as error:  # the file is gone, if anything can be removed
+                self._warn_once("cannot be given the id of its document", error)
 
     def _keep(self, what: KeptFile | _Releasing) -> None:
         try:

@@ -209,6 +209,11 @@ class SharedTransfers:
         self._begun[copy.name] = self._moment
         self._writes.put(copy)
 
+    def note_marks(self, names: Iterable[str]) -> None:
+        """Note that these blocks have got marks, which the store gets when they are next offered."""
+        for name in names:
+            self._stored.pop(name, None)
+
     def withdraw(self, marks: Iterable[str]) -> None:
         """Store nothing that is waiting to be stored and was computed from these documents.
 

@@ -336,6 +336,28 @@ def test_files_of_an_earlier_life_are_forgotten_too(
     assert look_up(third, "ab", "c") == [False, True]
 
 
+def test_a_text_of_an_earlier_life_is_forgotten_by_the_id_that_it_got_later(
+    engine_with: Callable[..., Any], tmp_path: Path
+):
+    disk = {"host_blocks": 40, "disk_bytes": 1 << 20, "disk_folder": tmp_path}
+    first = engine_with(**disk)
+    tokens, segments = prompt("a", "b")
+    first.ask("one", tokens, [(segments[-1][0], None)])  # nobody says what stands there
+    first.run()
+    answered(first, "two", "c")
+    first.close()
+    second = engine_with(**disk)
+    answered(second, "three", "a", "b", question=2)
+    second.cache.flush_to_disk()
+    second.close()
+    third = engine_with(**disk)
+    assert look_up(third, "ab", "c") == [True, True]
+    third.close()
+    forget_documents(tmp_path, ["a"])  # as `ragcache forget` does, or another engine
+    fourth = engine_with(**disk)
+    assert look_up(fourth, "ab", "c") == [False, True]
+
+
 def test_a_second_engine_on_the_folder_forgets_what_the_first_one_forgot(
     engine_with: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

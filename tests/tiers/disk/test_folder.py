@@ -486,6 +486,73 @@ def test_forgetting_removes_what_cannot_say_what_it_holds(tmp_path: Path):
     assert numbers_in(disk) == set()
 
 
+def test_a_text_that_gets_another_id_is_forgotten_by_each_of_them(tmp_path: Path):
+    disk = DiskFolder(tmp_path, OURS, 100_000)
+    for number, documents in ((1, ()), (2, ("d1",)), (3, ("d1",))):
+        keep(disk, number, *documents)
+    age(disk, 1, 1000.0)
+    disk.add_marks(name_of(1), [PLAIN.mark("d1")])
+    disk.add_marks(name_of(2), [PLAIN.mark("d1"), PLAIN.mark("d2")])
+    assert keep(disk, 3, "d3") == 0  # it is there, and gets what it lacks
+    disk.add_marks(name_of(4), [PLAIN.mark("d1")])  # which nobody has written
+    assert [get(disk, number) for number in (2, 3)] == [content_of(number) for number in (2, 3)]
+    assert disk.used_bytes == size_on_disk(tmp_path)
+    unused_s = time.time() - next(tmp_path.rglob(f"{name_of(1)}.kv")).stat().st_mtime
+    assert unused_s > 900, "that is no use"
+    for document, left in (("d3", {1, 2}), ("d2", {1}), ("d1", set())):
+        disk.forget([document])
+        assert numbers_in(disk) == left
+
+
+def test_another_id_brings_nothing_back_that_was_forgotten(tmp_path: Path):
+    here, there = (DiskFolder(tmp_path, OURS, 100_000) for _ in range(2))
+    keep(here, 1, "d1")
+    here.note_forgotten(leave_tombstones(tmp_path, [PLAIN.mark("d1")]))  # its files still lie there
+    here.add_marks(name_of(1), [PLAIN.mark("d1"), PLAIN.mark("d2")])
+    assert numbers_in(here) == set()
+    keep(here, 2)
+    leave_tombstones(tmp_path, [PLAIN.mark("d3")])
+    here.add_marks(name_of(2), [PLAIN.mark("d3")])  # nobody here has acted upon that
+    assert numbers_in(there) == set()
+
+
+def test_another_id_that_is_forgotten_while_it_is_written_leaves_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    disk = DiskFolder(tmp_path, OURS, 100_000)
+    keep(disk, 1)
+    write = block_file.write
+
+    def write_while_another_forgets(*given: Any) -> int:
+        leave_tombstones(tmp_path, [PLAIN.mark("d1")])
+        forget_documents(tmp_path, ["d1"])
+        return write(*given)
+
+    monkeypatch.setattr(block_file, "write", write_while_another_forgets)
+    disk.add_marks(name_of(1), [PLAIN.mark("d1")])
+    assert numbers_in(disk) == set()
+    assert disk.used_bytes == 0
+
+
+def test_a_file_that_cannot_be_given_another_id_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    disk = DiskFolder(tmp_path, OURS, 100_000)
+    keep(disk, 1)
+    keep(disk, 2)
+    path = next(tmp_path.rglob(f"{name_of(1)}.kv"))
+    path.write_bytes(path.read_bytes()[:-1])
+    disk.add_marks(name_of(1), [PLAIN.mark("d1")])
+
+    def fail(*given: Any) -> int:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(block_file, "write", fail)
+    with pytest.raises(OSError, match="no space"):
+        disk.add_marks(name_of(2), [PLAIN.mark("d1")])
+    assert numbers_in(disk) == set()
+
+
 def test_forgetting_in_a_folder_that_is_not_there_removes_nothing(tmp_path: Path):
     assert forget_documents(tmp_path / "none", ["d1"]).files == 0
 
@@ -727,6 +794,17 @@ def test_encrypted_documents_are_forgotten_by_their_own_engines_and_others(
     disk.refresh()
     assert (disk.holds(first), disk.holds(second)) == (False, True)
     assert list(disk.find_forgotten()) == [keys.naming.mark("d1")]
+
+
+def test_an_encrypted_text_that_gets_another_id_is_forgotten_by_it(tmp_path: Path, keys: KeyRing):
+    disk = DiskFolder(tmp_path, OURS, 10_000, keys)
+    name = keep_for(disk, range(16), "shop", "d1")
+    disk.add_marks(name, [keys.naming.mark("d2")])
+    target = bytearray(SIZE)
+    disk.read(name, memoryview(target))
+    assert bytes(target) == content_of(7)
+    disk.forget(["d2"])
+    assert not disk.holds(name)
 
 
 def test_whoever_has_another_key_forgets_what_it_cannot_read(tmp_path: Path, keys: KeyRing):

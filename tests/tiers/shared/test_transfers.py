@@ -236,6 +236,14 @@ def test_what_the_store_has_under_another_id_gets_this_one_too(store: DictStore,
     assert not store.blocks
 
 
+def test_what_gets_another_id_is_not_taken_as_stored(engine: Engine):
+    engine.put(1, D1)
+    engine.put(2, D1)
+    engine.wait(2)
+    engine.shared.note_marks([name_of(1), name_of(3)])
+    assert [engine.shared.is_stored(name_of(number)) for number in (1, 2)] == [False, True]
+
+
 def test_what_the_store_has_lost_is_stored_again(store: DictStore, engine: Engine):
     engine.put(1)
     engine.wait(1)
