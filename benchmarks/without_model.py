@@ -47,9 +47,11 @@ from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
 from ragcache_engine.backends.vllm.arguments import build_vllm_config
+from ragcache_engine.backends.vllm.borrowing.job import BlockCopy
 from ragcache_engine.backends.vllm.budget import TierBudget
 from ragcache_engine.knowledge import CostProfile
 from ragcache_engine.tiers.borrowing.context import Context
+from ragcache_engine.tiers.borrowing.donor import OUTSIDE_VOCABULARY
 from ragcache_engine.tiers.speed import ComputingSpeed
 from ragcache_engine.tiers.wire import LookedUp, RequestMessage
 
@@ -135,7 +137,8 @@ class ModellessEngine:
       tokens.
     recompute_ratio: with RAGCache's scheduler, the share of borrowed documents to compute anew; None
       borrows nothing. any_donors: whether served prompts lend as well. donors_later: whether a prompt is
-      answered exactly if that computes less than its missing donors.
+      answered exactly if that computes less than its missing donors. packs_donors: whether donors are
+      packed: then two tokens' hashes stand in each slot of a block but the last.
     block_tokens: tokens in a block, 16 or a multiple.
     late_copies: a seed, to carry out copies as late as a GPU may; None carries them out at once.
     arguments: further arguments for vLLM.
@@ -160,6 +163,7 @@ class ModellessEngine:
         recompute_ratio: float | None = None,
         any_donors: bool = False,
         donors_later: bool = False,
+        packs_donors: bool = False,
         late_copies: int | None = None,
         arguments: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
@@ -173,12 +177,14 @@ class ModellessEngine:
             recompute_ratio=recompute_ratio,
             any_donors=any_donors,
             donors_later=donors_later,
+            packs_donors=packs_donors,
         )
         chosen: dict[str, Any] = {
             "block_size": block_tokens,
             "max_num_seqs": at_once,
             "max_num_batched_tokens": step_tokens,
             "max_model_len": 8192,
+            "dtype": "bfloat16",  # two bytes, as in _cache_config
         }
         if not with_tiers:
             chosen |= (
@@ -193,6 +199,7 @@ class ModellessEngine:
         self._block_tokens = block_tokens
         by_slot = self._device.numpy().reshape(device_blocks * block_tokens, -1)
         self._slots = by_slot[:, :SLOT_BYTES]
+        self._packed = by_slot.reshape(len(by_slot), -1, SLOT_BYTES)[:, :2]
         cache = _cache_config(device_blocks, block_tokens)
         self.config.cache_config.num_gpu_blocks = device_blocks
         hash_tokens = get_hash_fn_by_name(self.config.cache_config.prefix_caching_hash_algo)
@@ -219,6 +226,7 @@ class ModellessEngine:
         self.scheduling_s = 0.0  # in the scheduler and the connector
         self.computed_tokens = 0  # of prompts
         self.recomputed_tokens = 0  # of borrowed documents, and between them
+        self.packed_donors = 0
 
     def ask(
         self,
@@ -293,7 +301,9 @@ class ModellessEngine:
         self.scheduling_s += time.perf_counter() - start
         self._begin_copies(output)
         self._borrow(output)
-        return output, self._compute(output)
+        sampled = self._compute(output)
+        self._pack(output)
+        return output, sampled
 
     def end_step(
         self, output: SchedulerOutput, sampled: list[list[int]]
@@ -382,8 +392,12 @@ class ModellessEngine:
             end = request.num_computed_tokens  # advanced when the step was scheduled
             start = end - count
             asked = request.num_prompt_tokens
-            self.computed_tokens += min(end, asked) - min(start, asked)
-            if self._check:
+            if not _is_packed(request):
+                self.computed_tokens += min(end, asked) - min(start, asked)
+            if self._check and _is_packed(request):
+                if self._slots[self._slots_of(name, range(start))].any():
+                    raise WrongTensors(f"{name} computes with packed tensors")
+            elif self._check:
                 self._write(name, request, start, end)
             sampled.append([ANSWER] if end >= request.num_tokens else [])
         return sampled
@@ -417,21 +431,20 @@ class ModellessEngine:
         exact = min(end, plan.exact_blocks * self._block_tokens)
         contents[:exact] = _contents(salt, tokens[:exact])
         for copy in plan.copies:
-            lent = _contents(salt, plan.donors[copy.donor].token_ids)
+            donor = plan.donors[copy.donor]
+            lent = _contents(salt, (donor.packs or donor).token_ids)[donor.first :]
             upto = max(0, min(copy.tokens, end - copy.target))
             contents[copy.target : copy.target + upto] = lent[copy.source : copy.source + upto]
         return contents
 
     def _borrow(self, output: SchedulerOutput) -> None:
         """Copy and recompute what requests borrow, before the step itself is computed."""
+        for job in getattr(output.kv_connector_metadata, "pack_jobs", ()):
+            tokens = range(len(job.blocks) * self._block_tokens)
+            self._packed[self._slots_in(job.blocks, tokens)] = 0
         jobs = getattr(output.kv_connector_metadata, "borrow_jobs", ())
         copies = [(job, copy) for job in jobs for copy in job.copies]
-        lent = [
-            self._slots[
-                self._slots_in(copy.donor_blocks, range(copy.source, copy.source + copy.tokens))
-            ]
-            for _, copy in copies
-        ]
+        lent = [self._lent_by(copy) for _, copy in copies]
         for (job, copy), contents in zip(copies, lent, strict=True):
             written = self._slots_in(job.blocks, range(copy.target, copy.target + copy.tokens))
             self._slots[written] = contents
@@ -441,6 +454,33 @@ class ModellessEngine:
             if job.recomputed:
                 contents = self._contents_of(request, job.recomputed[-1] + 1)[job.recomputed]
                 self._slots[self._slots_in(job.blocks, job.recomputed)] = contents
+
+    def _lent_by(self, copy: BlockCopy) -> Any:
+        """Return what the slots of a donor hold, or the places of a packed one; (tokens, SLOT_BYTES)."""
+        positions = range(copy.source, copy.source + copy.tokens)
+        if copy.packed_first is None:
+            return self._slots[self._slots_in(copy.donor_blocks, positions)]
+        slots, halves = self._places_in(copy.donor_blocks, positions)
+        return self._packed[slots, halves]
+
+    def _pack(self, output: SchedulerOutput) -> None:
+        """Pack donors, once the step has been computed."""
+        for job in getattr(output.kv_connector_metadata, "pack_jobs", ()):
+            tokens = range(job.start, job.start + job.tokens)
+            slots, halves = self._places_in(job.blocks, range(job.tokens))
+            self._packed[slots, halves] = self._slots[self._slots_in(job.donor_blocks, tokens)]
+            self.packed_donors += 1
+
+    def _places_in(self, blocks: Sequence[int], positions: Sequence[int]) -> tuple[Any, Any]:
+        """Return where packed tokens are: their slots, and which half of each."""
+        at, size = np.asarray(positions, dtype=np.int64), 2 * (self._block_tokens - 1)
+        inside = at % size
+        slots = np.asarray(blocks, dtype=np.int64)[at // size] * self._block_tokens + inside // 2
+        return slots, inside % 2
+
+
+def _is_packed(request: Request) -> bool:
+    return request.prompt_token_ids[0] >= OUTSIDE_VOCABULARY
 
 
 def _contents(salt: str, tokens: Sequence[int]) -> Any:

@@ -25,6 +25,7 @@ SpeculationMode = Literal["auto", "on", "off"]
 ReuseMode = Literal["prefix", "anywhere"]
 DonorKind = Literal["neighbours", "alone", "any"]
 MissingDonors = Literal["compute", "later"]
+DonorDtype = Literal["auto", "int8"]
 
 OF_A_CLIENT = {
     "model",
@@ -108,6 +109,8 @@ class EngineConfig(BaseModel):
       computes more than its exact answer. "compute": they are computed in their
       donors' contexts first, so that answers do not depend on what is cached; a prompt of new documents
       then takes longer than an exact one.
+    donor_dtype: with reuse="anywhere", in which type donors are kept. "auto": as vLLM keeps all tensors.
+      "int8": in eight bits a number, so that three to four times as many fit into each tier.
     recheck_share: with reuse="anywhere", the share of greedy answers that the engine computes once more,
       exactly, while no request runs; `stats().drift` tells how unlike they were. If a calibration gave
       the ratio, and answers have become less alike than it wants, the engine borrows no more and logs a
@@ -169,6 +172,7 @@ class EngineConfig(BaseModel):
     recompute_ratio: float | None = Field(default=None, ge=0, le=1)
     donors: DonorKind = "neighbours"
     missing_donors: MissingDonors = "later"
+    donor_dtype: DonorDtype = "auto"
     recheck_share: float = Field(default=0.01, ge=0, le=1)
     kept_share: float = Field(default=0.5, ge=0, le=1)
     cost_profile: Path | None = None
@@ -260,6 +264,7 @@ class EngineConfig(BaseModel):
             for name, harmless in (
                 ("donors", ("neighbours",)),
                 ("missing_donors", ("later",)),
+                ("donor_dtype", ("auto",)),
                 ("recheck_share", (0.0, 0.01)),
             ):
                 if getattr(self, name) not in harmless:
@@ -267,6 +272,11 @@ class EngineConfig(BaseModel):
                         f'{name} is given, and reuse="prefix" borrows nothing: set reuse="anywhere" as '
                         f"well, or leave {name} out"
                     )
+        if self.donors == "any" and self.donor_dtype != "auto":
+            raise ValueError(
+                f'donor_dtype="{self.donor_dtype}" is given, and donors="any" borrows from prompts that '
+                'are kept as they are: set donors="neighbours" or "alone", or leave donor_dtype out'
+            )
         if self.donors == "any" and self.missing_donors == "compute":
             raise ValueError(
                 'missing_donors="compute" is given, and donors="any" prepares no documents: set '

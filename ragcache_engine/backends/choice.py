@@ -125,6 +125,7 @@ def budget_of(config: EngineConfig) -> TierBudget:
         recompute_ratio=config.recompute_ratio,  # None unless reuse is "anywhere"
         any_donors=config.donors == "any",
         donors_later=config.prepares_later,
+        packs_donors=config.donor_dtype == "int8",
         recheck_share=config.share_to_recheck,
         least_rouge_l=calibration.least_rouge_l if calibration else None,
     )

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from ragcache_engine.simulation.block_keys import KeyChain
 from ragcache_engine.simulation.loans import DonorPrompt
 from ragcache_engine.simulation.request import describe_with_keys
-from ragcache_engine.tiers.borrowing.plan import BorrowPlan, Donor
+from ragcache_engine.tiers.borrowing.donor import Donor
+from ragcache_engine.tiers.borrowing.plan import BorrowPlan
 
 
 def describe_donor(

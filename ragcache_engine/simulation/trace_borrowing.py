@@ -13,7 +13,8 @@ from ragcache_engine.simulation.loans import DonorPrompt, Loan
 from ragcache_engine.simulation.request import SimulatedRequest
 from ragcache_engine.simulation.trace_prompts import MOST_PROMPTS, TracePrompts
 from ragcache_engine.simulation.traces import Request
-from ragcache_engine.tiers.borrowing.plan import Donor, Room, WhyExact, plan_borrowing
+from ragcache_engine.tiers.borrowing.donor import Donor
+from ragcache_engine.tiers.borrowing.plan import Room, WhyExact, plan_borrowing
 
 QUESTION = -1
 """The token of every question; no document has it."""

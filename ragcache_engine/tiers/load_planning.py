@@ -37,7 +37,7 @@ class LoadPlanner:
         others: how many other requests run or wait; 0 if the model computes none of them. A request that
           computes its blocks in their step ends with that step; one that loads them takes another step,
           a short one. But each of the others waits longer for what it computes. A donor that is loaded
-          whole ends there.
+          whole ends there. A packed donor loads whatever can be loaded.
         disk_queue: how many reads wait before those that this request would ask for; None if nothing is
           to be read now. shared_queue: the same of the shared store.
         """
@@ -74,7 +74,9 @@ class LoadPlanner:
                 in_store - anywhere,
             )
         anywhere = max(anywhere, in_store)
-        if request.is_trial:
+        if request.is_packed:
+            blocks = anywhere
+        elif request.is_trial:
             blocks = min(blocks, self._most_to_try(request, cached, left))
         request.load_blocks, request.passed_over_blocks = blocks, anywhere - blocks
 
@@ -88,6 +90,8 @@ class LoadPlanner:
         left = request.prompt.tokens - first * block_tokens
         if blocks <= first or left <= 0:
             return False
+        if request.is_packed:
+            return True
         rate = self._choose_rate(request, self._speeds.from_shared, others)
         if self._worth_loading(rate, first * block_tokens, left, blocks - first):
             return True

@@ -176,18 +176,28 @@ class CacheManager(Generic[B]):
         donors: Sequence[Prompt] = (),
         in_place: Sequence[str] = (),
         is_donor: bool = False,
+        is_packed: bool = False,
+        stored_blocks: int | None = None,
         withdrawn: Sequence[str] = (),
     ) -> None:
         """Track a request that begins to wait.
 
         guess: the id that adopts it; None if it is no guess. donors: the prompts from which it borrows;
           its own prompt then ends where borrowing begins. in_place: its documents behind that which it
-          computes itself. is_donor: whether it only fetches a donor.
+          computes itself. is_donor: whether it only fetches a donor. is_packed: whether that is packed.
+        stored_blocks: how many of its leading blocks may go to slower tiers; None: all.
         withdrawn: documents that were forgotten since the request was planned.
         """
         self._apply_tombstones()  # after a pause, vLLM looks up before it takes a step
         request = TrackedRequest(
-            name, prompt, guess, donors=donors, in_place=in_place, is_donor=is_donor
+            name,
+            prompt,
+            guess,
+            donors=donors,
+            in_place=in_place,
+            is_donor=is_donor,
+            is_packed=is_packed,
+            stored_blocks=stored_blocks,
         )
         self._requests.add(request)
         if withdrawn:
@@ -245,6 +255,21 @@ class CacheManager(Generic[B]):
     def donors(self, name: str) -> Sequence[Prompt]:
         """Return the prompts from which a request borrows; one that is to be forgotten has no cuts."""
         return self._requests[name].donors
+
+    def make_packed(self, name: str, donor: Prompt) -> None:
+        """Note that a packed donor is made from another one, as the tiers do not have all of it."""
+        request = self._requests[name]
+        self._requests.unpin(request)
+        request.donors = [donor if request.prompt.cuts else donor.before(0)]  # or it is forgotten
+        request.load_blocks = 0
+        self._pin(request)
+
+    def hide_on_device(self, name: str) -> None:
+        """Make vLLM find nothing on the device of the request's own prompt."""
+        request = self._requests[name]
+        for node in request.nodes:
+            self.index.release(self.tree.drop(node, Tier.DEVICE), are_evictions=False)
+        self._pool.hide(request.prompt.keys)
 
     def note_donor(self, donor: str, borrower: str) -> None:
         """Note that a request, just added, computes a donor for another one."""
@@ -448,7 +473,11 @@ class CacheManager(Generic[B]):
 
         keys: in prompt order. Blocks that the host has are not copied again.
         """
-        return self._host.begin_store(self._requests.get(name), keys)
+        request = self._requests.get(name)
+        if request is not None and request.stored_blocks is not None:
+            kept = {*request.prompt.keys[: request.stored_blocks]}
+            keys = [key for key in keys if key in kept]
+        return self._host.begin_store(request, keys)
 
     def finish_store(self, keys: Iterable[Key]) -> None:
         """Note that blocks have been copied to the host."""
@@ -636,6 +665,8 @@ class CacheManager(Generic[B]):
         """Count the blocks of a donor's document, if the device has them."""
         if not donor.cuts or not self._pool.cached_block(donor.keys[-1]):
             return 0
+        if donor.lent_blocks is not None:
+            return donor.lent_blocks
         before = donor.cuts[-2].end if len(donor.cuts) > 1 else 0
         return donor.cuts[-1].end - before
 
@@ -776,6 +807,8 @@ class CacheManager(Generic[B]):
             return
         request.is_counted = True
         counters = self.counters
+        if request.is_packed:
+            return  # whoever asks for it computes nothing
         if request.is_donor:
             missing = request.prompt.tokens - sum(tokens.values())
             # One that lacks no whole block ends once it is loaded.

@@ -23,6 +23,7 @@ class Prompt:
     file_names: names of its blocks' files; empty if the prompt stays off the disk.
     marks: for each cut, the marks of its tenant and of all documents up to it; empty without file names.
     tenant: whose prompt it is.
+    lent_blocks: of a packed donor, how many blocks it fills of the prompt that borrows from it.
     """
 
     keys: Sequence[Key]
@@ -31,6 +32,7 @@ class Prompt:
     file_names: Sequence[str] = ()
     marks: Sequence[Sequence[str]] = ()
     tenant: str | None = None
+    lent_blocks: int | None = None
 
     @property
     def size_bytes(self) -> int:

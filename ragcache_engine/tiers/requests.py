@@ -45,6 +45,8 @@ class TrackedRequest:
     donors: the prompts from which the request borrows; `prompt` then ends where borrowing begins.
     donor_nodes: the nodes of each donor, pinned as long as they are listed here.
     is_donor: whether the request only computes or loads a donor, for others to borrow from.
+    is_packed: whether that is a packed one, whose blocks nobody can compute: it loads all that it can.
+    stored_blocks: how many of its leading blocks slower tiers may keep; None: all.
     sources: where its prompt came from, as of its first admission; None before.
     is_counted: whether its tokens are in the counters already.
     """
@@ -79,6 +81,8 @@ class TrackedRequest:
     in_place: Sequence[str] = ()
     donor_nodes: list[list[Node]] = field(default_factory=list)
     is_donor: bool = False
+    is_packed: bool = False
+    stored_blocks: int | None = None
     is_counted: bool = False
 
     def paths(self) -> Iterator[list[Node]]:

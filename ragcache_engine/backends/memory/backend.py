@@ -36,11 +36,11 @@ from ragcache_engine.simulation.loans import DonorPrompt, Loan
 from ragcache_engine.simulation.request import SimulatedRequest, describe_with_keys
 from ragcache_engine.simulation.scheduler import PrefillTime, Scheduler
 from ragcache_engine.simulation.sizes import NOMINAL_TOKEN_BYTES, TierSizes
+from ragcache_engine.tiers.borrowing.donor import Donor
 from ragcache_engine.tiers.borrowing.exact_or_borrow import plan_what_is_held
 from ragcache_engine.tiers.borrowing.plan import (
     MADE_DONORS,
     BorrowPlan,
-    Donor,
     Lenders,
     Room,
     WhyExact,

@@ -80,6 +80,7 @@ def build_tier_arguments(
         recompute_ratio=budget.recompute_ratio,
         any_donors=budget.any_donors,
         donors_later=budget.donors_later,
+        packs_donors=budget.packs_donors,
         recheck_share=budget.recheck_share,
         least_rouge_l=budget.least_rouge_l,
         profile=budget.cost_profile.read_text(encoding="utf-8") if budget.cost_profile else None,

@@ -231,16 +231,19 @@ class Borrowers(Generic[B]):
     ) -> None:
         """Note where the blocks of a donor were found, for all that wait for it.
 
-        cached: the donor's cached tokens by tier. sources: where its prompt came from.
+        cached: the donor's cached tokens by tier. sources: where its prompt came from. A packed donor
+        that is made was where the one was that it is made from.
         """
-        last = self._places.get(request)
+        last, made = self._places.get(request), self._borrowers.get(request)
         if last is None:
             return
         for borrower in self._borrowers.values():
             for place, keys in enumerate(borrower.keys):
                 if keys[-1] == last and place not in borrower.found:
-                    borrower.found[place] = _tier_of(cached, borrower.plan, place)
-                    reasons = sources.reasons if sources else {}
+                    tier = made.found.get(0) if made else _tier_of(cached, borrower.plan, place)
+                    borrower.found[place] = tier
+                    reasons: Mapping[str, Reason] = sources.reasons if sources else {}
+                    reasons = made.reasons if made else reasons
                     if place == 0:
                         borrower.prefix = dict(cached)
                         borrower.reasons |= reasons
@@ -257,7 +260,9 @@ class Borrowers(Generic[B]):
 def _tier_of(cached: Mapping[Tier, int], plan: BorrowPlan, place: int) -> Tier | None:
     """Return the slowest tier that a donor's tokens came from; None if its document was computed."""
     donor, span = plan.donors[place], plan.lent_document(place)
-    end_in_donor = min(donor.start + span.end - span.start, len(donor.token_ids) - 1)
+    end_in_donor = len(donor.token_ids) - 1
+    if donor.packs is None:
+        end_in_donor = min(donor.start + span.end - span.start, end_in_donor)
     if sum(cached.values()) < end_in_donor:
         return None
     slowest = Tier.DEVICE

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import takewhile
 from typing import Protocol
 
-from ragcache_engine.tiers.borrowing.plan import MADE_DONORS, BorrowPlan, Donor, Lenders, WhyExact
+from ragcache_engine.tiers.borrowing.donor import Donor
+from ragcache_engine.tiers.borrowing.plan import MADE_DONORS, BorrowPlan, Lenders, WhyExact
 from ragcache_engine.tiers.node_record import Key
 
 MOST_IN_PLACE = 512

@@ -16,10 +16,12 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from enum import StrEnum
 from hashlib import sha256
+from itertools import repeat
 from math import ceil
 from typing import NamedTuple
 
 from ragcache_engine.tiers.borrowing.context import Context
+from ragcache_engine.tiers.borrowing.donor import LEAD_TOKENS, Donor, Packing, pack
 from ragcache_engine.tiers.prompts import SegmentEnd
 
 MOST_DONOR_TOKENS = 1 << 20
@@ -65,23 +67,6 @@ class DocumentSpan(NamedTuple):
         The last token may be another one where something else follows, as in ".\\n\\n".
         """
         return max(self.start + 1, self.end - 1)
-
-
-@dataclass(frozen=True, slots=True)
-class Donor:
-    """A prompt that lends the tensors of its last document.
-
-    token_ids: system text, context, document, padded with its last token to a full block plus one token.
-      vLLM reuses only full blocks and always computes the last token; the padding puts every lent token
-      in a full block. The document ends with the last token that its context names. If none is named, its
-      last token is left out. So a document has one donor, whatever stands behind it.
-    segments: its runs, as a RequestMessage carries them.
-    start: where the document begins in it.
-    """
-
-    token_ids: tuple[int, ...]
-    segments: tuple[SegmentEnd, ...]
-    start: int
 
 
 class TokenCopy(NamedTuple):
@@ -230,6 +215,7 @@ def plan_borrowing(
     lenders: Lenders = MADE_DONORS,
     least_tokens: int = 0,
     answer_tokens: int | None = 1,
+    packing: Packing | None = None,
 ) -> BorrowPlan | WhyExact:
     """Plan what a prompt borrows, or say why it borrows nothing. A function of its arguments alone.
 
@@ -243,6 +229,7 @@ def plan_borrowing(
       without them, at the end of the run before.
     answer_tokens: the most tokens of the answer; None: all that the context has room for. A request that
       loses its memory in the middle of its answer needs its donors again, beside what it has computed.
+    packing: how donors are packed, but for the first and those of served prompts; None packs none.
     """
     block_tokens, context_tokens = room.block_tokens, room.context_tokens
     exact_documents = lenders.exact_documents
@@ -272,7 +259,10 @@ def plan_borrowing(
     shared = exact_end // block_tokens - len(system) // block_tokens  # with the first donor
     longest = context_tokens if answer_tokens is None else len(token_ids) + answer_tokens
     longest = max(len(token_ids) + 1, min(longest, context_tokens))
-    if _count_blocks(system, donors, longest, block_tokens) - shared > room.device_blocks:
+    lending = [donors[0], *(pack(each, packing) if packing else each for each in donors[1:])]
+    if _count_blocks(system, lending, longest, block_tokens) - shared > room.device_blocks:
+        return WhyExact.NO_ROOM
+    if max(map(_count_making_blocks, lending, repeat(block_tokens))) > room.device_blocks:
         return WhyExact.NO_ROOM
     # One whole block at least is not exact, so that its hash, and with it all later ones, can tell.
     exact_blocks = min(exact_end // block_tokens, len(token_ids) // block_tokens - 1)
@@ -287,7 +277,9 @@ def plan_borrowing(
         ratio,
         exact_blocks * block_tokens,
         exact_end,
+        most_before=LEAD_TOKENS if packing else context_tokens,
     )
+    copies = [copy._replace(source=copy.source - lending[copy.donor].first) for copy in copies]
     # vLLM always computes the last token of a prompt, because it needs the token's output.
     end = min(end, len(token_ids) - 1)
     copies = [copy.until(end) for copy in copies if copy.target < end]
@@ -298,11 +290,30 @@ def plan_borrowing(
         system_tokens=len(system),
         documents=tuple(spans),
         exact_documents=exact_documents,
-        donors=tuple(donors),
+        donors=tuple(lending),
         lent=lent,
         copies=tuple(copies),
         recomputed=tuple(recomputed),
-        digest=_digest(donors, copies, recomputed),
+        digest=_digest(lending, copies, recomputed),
+    )
+
+
+def plan_making(packed: Donor) -> BorrowPlan:
+    """Plan how a packed donor is made: from one donor, and nothing is computed."""
+    assert packed.packs is not None
+    _, document = packed.segments[-1]
+    end = len(packed.token_ids) - 1
+    return BorrowPlan(
+        exact_blocks=0,
+        end=end,
+        system_tokens=0,
+        documents=(DocumentSpan(document or "", 0, end),),
+        exact_documents=0,
+        donors=(packed.packs,),
+        lent=(0,),
+        copies=(),
+        recomputed=(),
+        digest=b"",
     )
 
 
@@ -362,9 +373,20 @@ def _count_blocks(
     system: Sequence[int], donors: Iterable[Donor], tokens: int, block_tokens: int
 ) -> int:
     """Count the blocks of a prompt with its answer (`tokens`) and of its donors, and a spare one."""
-    shared = len(system) // block_tokens  # by all of them
-    donated = sum(len(tokens) // block_tokens - shared for tokens in {d.token_ids for d in donors})
-    return donated + ceil(tokens / block_tokens) + 1
+    shared = len(system) // block_tokens  # by all of them that are not packed
+    donated = {
+        donor.token_ids: len(donor.token_ids) // block_tokens - (0 if donor.packs else shared)
+        for donor in donors
+    }
+    return sum(donated.values()) + ceil(tokens / block_tokens) + 1
+
+
+def _count_making_blocks(donor: Donor, block_tokens: int) -> int:
+    """Count the blocks that it takes to make a packed donor, its own and a spare one among them."""
+    made_from = donor.packs
+    if made_from is None:
+        return 0
+    return len(donor.token_ids) // block_tokens + len(made_from.token_ids) // block_tokens + 2
 
 
 def _divide(
@@ -375,12 +397,14 @@ def _divide(
     ratio: float,
     at: int,
     exact_end: int,
+    most_before: int,
 ) -> tuple[list[TokenCopy], list[int], int]:
     """Divide the tokens from `at`, where the exact blocks end, into those to copy and to recompute.
 
-    lent: as in BorrowPlan. exact_end: where what the first donor lends ends. Returns where the divided
-    tokens end as well: no donor lends anything behind that. A document that is computed in its place is
-    recomputed with what stands before the next borrowed one.
+    lent: as in BorrowPlan. exact_end: where what the first donor lends ends. most_before: how many tokens
+    before its document another donor can lend. Returns where the divided tokens end as well: no donor
+    lends anything behind that. A document that is computed in its place is recomputed with what stands
+    before the next borrowed one.
     """
     copies = [TokenCopy(0, at, at, exact_end - at)] if exact_end > at else []
     recomputed: list[int] = []
@@ -389,7 +413,8 @@ def _divide(
         span = spans[place]
         fresh = span.start + ceil(ratio * (span.end - span.start))
         is_between = at >= spans[place - 1].end
-        if is_between and fresh == span.start and _has_before(donor, token_ids[at:fresh]):
+        is_near = is_between and fresh - at <= most_before
+        if is_near and fresh == span.start and _has_before(donor, token_ids[at:fresh]):
             fresh = at
         recomputed += range(at, fresh)  # with the text between two documents
         lent_end = span.start + _count_lent(donor, token_ids[span.start : span.end])

@@ -18,7 +18,8 @@ from hashlib import sha256
 from math import ceil
 
 from ragcache_engine.tenants import forget_ids_of
-from ragcache_engine.tiers.borrowing.plan import BorrowPlan, DocumentSpan, Donor, Lenders
+from ragcache_engine.tiers.borrowing.donor import Donor
+from ragcache_engine.tiers.borrowing.plan import BorrowPlan, DocumentSpan, Lenders
 from ragcache_engine.tiers.prompts import SegmentEnd
 
 MOST_VARIANTS = 5

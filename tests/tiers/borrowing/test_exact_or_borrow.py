@@ -8,13 +8,13 @@ from itertools import count
 import pytest
 
 from ragcache_engine.tiers.borrowing.context import Context
+from ragcache_engine.tiers.borrowing.donor import Donor
 from ragcache_engine.tiers.borrowing.exact_or_borrow import (
     plan_what_is_held,
     reason_to_answer_exactly,
 )
 from ragcache_engine.tiers.borrowing.plan import (
     BorrowPlan,
-    Donor,
     Room,
     WhyExact,
     plan_borrowing,

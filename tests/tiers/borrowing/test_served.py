@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ragcache_engine.tiers.borrowing import served as module
+from ragcache_engine.tiers.borrowing.donor import Donor
 from ragcache_engine.tiers.borrowing.plan import (
     BorrowPlan,
     DocumentSpan,
-    Donor,
     Lenders,
     Room,
     WhyExact,

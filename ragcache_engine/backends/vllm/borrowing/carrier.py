@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -10,12 +11,19 @@ from vllm.config import VllmConfig
 from vllm.utils.torch_utils import async_tensor_h2d
 
 from ragcache_engine.backends.vllm.borrowing.block_layout import (
+    UnknownLayout,
     find_slots,
     probe_layout,
 )
-from ragcache_engine.backends.vllm.borrowing.job import BorrowJob
+from ragcache_engine.backends.vllm.borrowing.job import BlockCopy, BorrowJob, PackJob
+from ragcache_engine.backends.vllm.borrowing.packing import (
+    number_bytes,
+    pack_numbers,
+    unpack_numbers,
+)
 from ragcache_engine.backends.vllm.borrowing.recomputing import Recomputer
 from ragcache_engine.backends.vllm.borrowing.turning import KeyTurner, find_rotary
+from ragcache_engine.tiers.borrowing.donor import Packing
 
 
 class BorrowCarrier:
@@ -40,17 +48,94 @@ class BorrowCarrier:
         self._views = [
             (layout.keys.view(each), layout.values.view(each)) for each in caches.values()
         ]
-        self._device = cache.device
+        self._device, self._dtype = cache.device, cache.dtype
         self._block_tokens = config.cache_config.block_size
+        if cache.element_size() != number_bytes(config):
+            raise UnknownLayout(
+                f"the cache holds {cache.dtype}, and its configuration says otherwise"
+            )
+        self._packing = Packing(self._block_tokens, cache.element_size())
         self._recomputer = Recomputer(config, model, layers, layout.block_tokens, cache.device)
 
     def carry_out(self, jobs: Sequence[BorrowJob]) -> None:
         """Copy and recompute for all these requests."""
-        self._copy(jobs)
+        copies = [(job, copy) for job in jobs for copy in job.copies]
+        self._copy([each for each in copies if each[1].packed_first is None])
+        self._copy_packed([each for each in copies if each[1].packed_first is not None])
         self._recomputer.recompute(jobs)
 
-    def _copy(self, jobs: Sequence[BorrowJob]) -> None:
-        copies = [(job, copy) for job in jobs for copy in job.copies]
+    def clear(self, jobs: Sequence[PackJob]) -> None:
+        """Fill blocks with 0 that `pack` is to fill.
+
+        The step computes a token behind each packed donor, and what that token attends to must be finite.
+        """
+        if not jobs:
+            return
+        blocks = [block for job in jobs for block in job.blocks]
+        keys_at, values_at, _ = self._whole_blocks(blocks)
+        for keys, values in self._views:
+            keys[keys_at] = 0
+            values[values_at] = 0
+
+    def pack(self, jobs: Sequence[PackJob]) -> None:
+        """Fill blocks with packed tokens, once the step that computes with them is done."""
+        size, layout, device = self._block_tokens, self._layout, self._device
+        for job in jobs:
+            slots = find_slots(job.donor_blocks, job.start, job.tokens, size)
+            slots = async_tensor_h2d(slots, device)
+            from_keys, from_values = layout.keys.index(slots), layout.values.index(slots)
+            keys_at, values_at, form = self._whole_blocks(job.blocks)
+            numbers = (job.tokens, self._heads, self._head_size)
+            for keys, values in self._views:
+                for cache, source, target in (
+                    (keys, from_keys, keys_at),
+                    (values, from_values, values_at),
+                ):
+                    wide = cache[source].reshape(numbers).float()
+                    packed = pack_numbers(wide, self._dtype, size)
+                    cache[target] = packed.reshape(form, *cache.shape[len(target) :])
+
+    def _whole_blocks(
+        self, blocks: Sequence[int]
+    ) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...], int]:
+        """Return where all tokens of blocks are among the keys and the values, and how many there are."""
+        tokens = len(blocks) * self._block_tokens
+        slots = async_tensor_h2d(find_slots(blocks, 0, tokens, self._block_tokens), self._device)
+        return self._layout.keys.index(slots), self._layout.values.index(slots), tokens
+
+    def _copy_packed(self, copies: Sequence[tuple[BorrowJob, BlockCopy]]) -> None:
+        if not copies:
+            return
+        size, device, layout = self._block_tokens, self._device, self._layout
+        blocks = [block for _, copy in copies for block in copy.donor_blocks]
+        begins = accumulate((len(copy.donor_blocks) for _, copy in copies), initial=0)
+        rows = torch.cat(
+            [
+                torch.arange(copy.source, copy.source + copy.tokens) + begin * self._packing.tokens
+                for (_, copy), begin in zip(copies, begins, strict=False)
+            ]
+        )
+        old = torch.cat(
+            [
+                torch.arange(copy.source, copy.source + copy.tokens) + (copy.packed_first or 0)
+                for _, copy in copies
+            ]
+        )
+        new = torch.cat([torch.arange(c.target, c.target + c.tokens) for _, c in copies])
+        targets = torch.cat([find_slots(job.blocks, c.target, c.tokens, size) for job, c in copies])
+        targets, rows = async_tensor_h2d(targets, device), async_tensor_h2d(rows, device)
+        to_keys, to_values = layout.keys.index(targets), layout.values.index(targets)
+        keys_at, values_at, _ = self._whole_blocks(blocks)
+        angles = self._turner.plan(async_tensor_h2d(old, device), async_tensor_h2d(new, device))
+        form = (len(blocks), size, self._heads, self._head_size)
+        for keys, values in self._views:
+            lent = unpack_numbers(keys[keys_at].reshape(form))[rows]
+            turned = self._turner.turn(lent, angles).to(self._dtype)
+            keys[to_keys] = turned.reshape(len(rows), *keys.shape[len(to_keys) :])
+            lent = unpack_numbers(values[values_at].reshape(form))[rows].to(self._dtype)
+            values[to_values] = lent.reshape(len(rows), *values.shape[len(to_values) :])
+
+    def _copy(self, copies: Sequence[tuple[BorrowJob, BlockCopy]]) -> None:
         if not copies:
             return
         old = torch.cat([torch.arange(c.source, c.source + c.tokens) for _, c in copies])

@@ -4,6 +4,10 @@ A request that borrows waits until all its donors are on the device. Donors that
 requests of their own, of one token, in front of the queue: vLLM computes them, or loads them from the
 slower tiers, as it does for all requests. So whatever was cached, the same tensors are copied. A donor
 that was loaded whole ends there: a step for its one token would make all wait that borrow from it.
+
+Where donors are packed, the missing donor is the packed one. It is loaded if the tiers have all of it.
+Else its request borrows itself: it waits for the donor that it is made from, and the workers pack that
+into its blocks. Only packed donors, and the contexts of the others, go to the slower tiers.
 """
 
 from __future__ import annotations
@@ -25,20 +29,22 @@ from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock, get_request_blo
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.request import Request, RequestStatus
 
-from ragcache_engine.backends.vllm.borrowing.job import BlockCopy, BorrowJob
+from ragcache_engine.backends.vllm.borrowing.job import BlockCopy, BorrowJob, PackJob
+from ragcache_engine.backends.vllm.borrowing.packing import number_bytes
 from ragcache_engine.latest_items import LatestItems
 from ragcache_engine.tiers.borrowing.borrowers import Borrower, Borrowers, MissingDonor
+from ragcache_engine.tiers.borrowing.donor import Donor, Packing
 from ragcache_engine.tiers.borrowing.exact_or_borrow import plan_what_is_held
 from ragcache_engine.tiers.borrowing.plan import (
     MADE_DONORS,
     BorrowPlan,
-    Donor,
     Lenders,
     Room,
     WhyExact,
     count_system_tokens,
     find_spans,
     plan_borrowing,
+    plan_making,
 )
 from ragcache_engine.tiers.borrowing.served import ServedDocuments
 from ragcache_engine.tiers.manager import CacheManager
@@ -67,7 +73,7 @@ class SchedulerAccess:
     those that are computed, of at most `most_running`.
     pool: its blocks. add_first: puts a request in front of the queue.
     end_loaded: ends those of these requests whose whole blocks were loaded. abort: ends requests. Both
-    are for the time between two steps.
+    are for the time between two steps. failed: the names of requests whose load has failed.
     """
 
     requests: dict[str, Request]
@@ -78,6 +84,7 @@ class SchedulerAccess:
     add_first: Callable[[Request], None]
     end_loaded: Callable[[Iterable[str]], None]
     abort: Callable[[Iterable[str]], None]
+    failed: Callable[[], Iterable[str]]
 
 
 def make_block_hasher(config: VllmConfig) -> Callable[[Request], list[BlockHash]]:
@@ -93,7 +100,7 @@ class BorrowScheduling:
 
     ratio: the share of a borrowed document's tokens to recompute. any_donors: whether served prompts
       lend as well. donors_later: whether documents whose donors are missing are computed where they
-      stand.
+      stand. packs_donors: whether donors are packed.
     held_back: the names of waiting requests that must not be admitted in this step.
     """
 
@@ -106,12 +113,16 @@ class BorrowScheduling:
         ratio: float,
         any_donors: bool,
         donors_later: bool,
+        packs_donors: bool = False,
     ) -> None:
         self._cache = cache
         self._scheduler = scheduler
         self._ratio = ratio
         self._served = ServedDocuments(cache.block_tokens) if any_donors else None
         self._donors_later = donors_later
+        self._packing: Packing | None = None
+        if packs_donors:
+            self._packing = Packing(cache.block_tokens, number_bytes(config))
         self._block_tokens = cache.block_tokens
         self._step_tokens = config.scheduler_config.max_num_batched_tokens
         self._hasher = make_block_hasher(config)
@@ -121,6 +132,8 @@ class BorrowScheduling:
             self._cached_block, lambda block: block.ref_cnt > 0
         )
         self._donors: dict[str, Prompt] = {}
+        self._lenders: dict[str, Donor] = {}  # by the name of its request
+        self._asked_by: dict[str, str] = {}  # for each of these, the request that waits for it
         self._described: LatestItems[DonorName, Prompt] = LatestItems(
             MOST_DESCRIBED_BYTES, lambda _, prompt: prompt.size_bytes
         )
@@ -130,6 +143,7 @@ class BorrowScheduling:
         self._ready: dict[str, Borrower[KVCacheBlock]] = {}
         self.held_back: AbstractSet[str] = frozenset()
         self._jobs: list[BorrowJob] = []
+        self._pack_jobs: list[PackJob] = []
         self._lent: dict[int, list[KVCacheBlock]] = {}  # by scheduler output
 
     # -- a request comes ---------------------------------------------------------------------------
@@ -155,12 +169,13 @@ class BorrowScheduling:
             least_tokens=0 if message.makes_donors else LEAST_BORROWED_TOKENS,
             starts=message.starts,
             answer_tokens=request.max_tokens,
+            packing=self._packing,
         )
         if message.makes_donors or not self._donors_later:
             return plan_with(lenders=self._choose_served(request, message))
         return plan_what_is_held(
             plan_with,
-            lambda donor: self._describe(request, donor).keys,
+            partial(self._keys_to_have, request),
             request.block_hashes,
             request.num_prompt_tokens,
             block_tokens=self._block_tokens,
@@ -239,6 +254,27 @@ class BorrowScheduling:
         """Return a donor's request as the cache manager sees it; None for any other request."""
         return self._donors.get(request.request_id)
 
+    def is_packed(self, request: Request) -> bool:
+        """Return whether a donor's request is for a packed one."""
+        return self._lenders[request.request_id].packs is not None
+
+    def count_stored_blocks(self, request: Request) -> int | None:
+        """Count the blocks of a donor's request that slower tiers may keep; None: all.
+
+        Of a donor that is to be packed, they keep what stands before its document.
+        """
+        name = request.request_id
+        if self._asked_by.get(name) in self._donors:
+            return self._lenders[name].start // self._block_tokens
+        return None
+
+    def _keys_to_have(self, request: Request, donor: Donor) -> Sequence[bytes]:
+        """Return the keys of the blocks that a donor takes, to be loaded or computed."""
+        keys = self._describe(request, donor).keys
+        if donor.packs is None or self._holds(keys):
+            return keys
+        return self._describe(request, donor.packs).keys
+
     def _describe(self, request: Request, donor: Donor) -> Prompt:
         """Describe a donor to the cache manager. Hashing takes longest, so descriptions are kept."""
         digest = sha256(
@@ -252,7 +288,7 @@ class BorrowScheduling:
 
     def _make_description(self, request: Request, donor: Donor) -> Prompt:
         keys = self._donor_request("", request, donor).block_hashes
-        return describe_prompt(
+        described = describe_prompt(
             keys=keys,
             token_ids=donor.token_ids,
             prompt_tokens=len(donor.token_ids),
@@ -262,12 +298,20 @@ class BorrowScheduling:
             depth=None,
             naming=self._cache.naming,
         )
+        if donor.packs is not None:
+            described.lent_blocks = donor.packed_tokens // self._block_tokens
+        return described
 
     def _donor_request(self, name: str, request: Request, donor: Donor) -> Request:
         return Request(
             request_id=name,
             prompt_token_ids=list(donor.token_ids),
-            sampling_params=SamplingParams(max_tokens=1, detokenize=False, ignore_eos=True),
+            sampling_params=SamplingParams(
+                max_tokens=1,
+                temperature=0.0,
+                detokenize=False,
+                ignore_eos=True,
+            ),
             pooling_params=None,
             client_index=request.client_index,
             arrival_time=request.arrival_time,
@@ -302,6 +346,7 @@ class BorrowScheduling:
         self.end_orphans()
         if self._donors:
             self._scheduler.end_loaded(self._donors)
+            self._end_failed()
         self.held_back = frozenset()
         if not len(self._borrowers):
             return 0
@@ -321,9 +366,18 @@ class BorrowScheduling:
             for blocks in borrower.lent:
                 self._scheduler.pool.touch(blocks)
             self._ready[borrower.name] = borrower
+            if borrower.name in self._donors:
+                # The token behind a packed donor attends to its blocks, which are cleared before, and so
+                # cannot be another one's.
+                self._cache.hide_on_device(borrower.name)
         for donor in reversed(missing):
             self._ask_for(donor)
         return sum(len(borrower.plan.recomputed) for borrower in ready)
+
+    def _end_failed(self) -> None:
+        """End packed donors whose load has failed: vLLM would compute the rest of their tokens."""
+        failed = [name for name in self._scheduler.failed() if name in self._lenders]
+        self._scheduler.abort([name for name in failed if self._lenders[name].packs is not None])
 
     def may_admit(self, request: Request) -> bool:
         """Return whether a request may be admitted in this step: it takes nothing from borrowers, or has
@@ -345,10 +399,33 @@ class BorrowScheduling:
             borrower.found_tokens = local_tokens
         return max(0, borrower.plan.end - local_tokens)
 
+    def must_be_packed(self, request: Request, tokens: int) -> bool:
+        """Return whether a packed donor has to be made, as tiers do not have all of it; then do that.
+
+        tokens: how many of its leading tokens they have. Its blocks can be computed in no other way.
+        """
+        name = request.request_id
+        lender = self._lenders.get(name)
+        if lender is None or lender.packs is None:
+            return False
+        borrower = self._borrowers.get(name)
+        if all(map(self._cached_block, self._donors[name].keys)):
+            self._orphans.append(name)  # another request has brought it
+            return True
+        if borrower is not None or tokens >= len(lender.token_ids) - 1:
+            return False
+        donor = self._describe(request, lender.packs)
+        self._borrowers.add(Borrower(name, plan_making(lender), [list(donor.keys)], ()))
+        self._cache.make_packed(name, donor)
+        return True
+
     def admit(self, request: Request, blocks: KVCacheBlocks, borrowed_tokens: int) -> None:
         """Tell the workers what to copy for a request that has its memory now."""
         borrower = self._ready.get(request.request_id)
         if borrower is None:
+            return
+        if request.request_id in self._donors:
+            self._pack(borrower, blocks)
             return
         if borrower.shared_tokens is None:
             # At most to the plan's end, whatever more an earlier answer has left.
@@ -373,6 +450,9 @@ class BorrowScheduling:
                             copy.source,
                             copy.target,
                             copy.tokens,
+                            plan.donors[copy.donor].first
+                            if plan.donors[copy.donor].packs
+                            else None,
                         )
                         for copy in copies
                     ],
@@ -381,10 +461,23 @@ class BorrowScheduling:
                 )
             )
 
-    def take_jobs(self) -> list[BorrowJob]:
-        """Return what the workers have to carry out in this step."""
+    def _pack(self, borrower: Borrower[KVCacheBlock], blocks: KVCacheBlocks) -> None:
+        """Tell the workers to pack a donor into the blocks of its packed one."""
+        lender = self._lenders[borrower.name]
+        self._pack_jobs.append(
+            PackJob(
+                blocks.get_block_ids()[0][: borrower.plan.end // self._block_tokens],
+                [block.block_id for block in borrower.lent[0]],
+                lender.first,
+                lender.packed_tokens,
+            )
+        )
+
+    def take_jobs(self) -> tuple[list[BorrowJob], list[PackJob]]:
+        """Return what the workers have to copy and to pack in this step."""
         jobs, self._jobs = self._jobs, []
-        return jobs
+        pack_jobs, self._pack_jobs = self._pack_jobs, []
+        return jobs, pack_jobs
 
     def end_step(self, output: SchedulerOutput) -> None:
         """Keep the donors of admitted requests until the step has been computed; release the others."""
@@ -422,6 +515,8 @@ class BorrowScheduling:
         reuse = self.report(name)
         self._borrowers.end_donor(name)
         self._donors.pop(name, None)
+        self._lenders.pop(name, None)
+        self._asked_by.pop(name, None)
         self._borrowers.remove(name)
         self._orphans += [
             donor
@@ -433,7 +528,7 @@ class BorrowScheduling:
     def report(self, name: str) -> ReuseReport | None:
         """Return what a request that was admitted has reused, if it borrows."""
         borrower = self._borrowers.get(name)
-        if borrower is None:
+        if borrower is None or name in self._donors:
             return None
         return report_borrowing(
             borrower.plan,
@@ -450,7 +545,10 @@ class BorrowScheduling:
         return blocks[0] if blocks else None
 
     def _needs_memory(self, request: Request) -> bool:
-        return request.status in WAITING and request.request_id not in self._donors
+        name = request.request_id
+        return request.status in WAITING and (
+            name not in self._donors or self._borrowers.get(name) is not None
+        )
 
     def _count_loading(self) -> int:
         """Count the blocks into which donors are being loaded."""
@@ -464,10 +562,12 @@ class BorrowScheduling:
     def _ask_for(self, donor: MissingDonor[KVCacheBlock]) -> None:
         borrower = donor.borrower
         request = self._scheduler.requests[borrower.name]
-        name = f"{borrower.name}-donor-{next(self._numbers)}"
+        first = self._asked_by.get(borrower.name, borrower.name)
+        name = f"{first}-donor-{next(self._numbers)}"
+        lender = borrower.plan.donors[donor.place]
         self._donors[name] = self._cache.donors(borrower.name)[donor.place]
+        self._lenders[name], self._asked_by[name] = lender, borrower.name
         self._borrowers.expect(donor, name)
         self._asked.setdefault(borrower.name, []).append(name)
-        lender = borrower.plan.donors[donor.place]
         self._scheduler.add_first(self._donor_request(name, request, lender))
-        self._cache.note_donor(name, borrower.name)
+        self._cache.note_donor(name, first)

@@ -176,8 +176,15 @@ class TierConnector(OffloadingConnector):
     def _add_request(self, request: Request, message: RequestMessage) -> None:
         name, borrowing = request.request_id, self.borrowing
         donor = borrowing.describe_donor(request) if borrowing else None
-        if donor is not None:
-            self.cache.add_request(name, donor, is_donor=True)
+        if borrowing and donor is not None:
+            stored_blocks = borrowing.count_stored_blocks(request)
+            self.cache.add_request(
+                name,
+                donor,
+                is_donor=True,
+                is_packed=borrowing.is_packed(request),
+                stored_blocks=stored_blocks,
+            )
             return
         donors: Sequence[Prompt] = ()
         in_place: Sequence[str] = ()
@@ -289,6 +296,8 @@ class TierConnector(OffloadingConnector):
         cache.add_scheduling_time(request.request_id, time.perf_counter() - start)
         loaded, is_later = super().get_num_new_matched_tokens(request, num_computed_tokens)
         if self.borrowing and loaded is not None:
+            if self.borrowing.must_be_packed(request, num_computed_tokens + loaded):
+                return None, False
             borrowed = self.borrowing.borrowed_tokens(request, num_computed_tokens)
             if borrowed is not None:
                 return borrowed, False
@@ -300,7 +309,8 @@ class TierConnector(OffloadingConnector):
         cache, start = self.cache, time.perf_counter()
         borrower = self.borrowing and self.borrowing.get(request)
         super().update_state_after_alloc(request, blocks, 0 if borrower else num_external_tokens)
-        cache.record_admission(request.request_id, num_external_tokens, self.now())
+        loaded = 0 if borrower else num_external_tokens
+        cache.record_admission(request.request_id, loaded, self.now())
         if self.borrowing:
             self.borrowing.note_donor_admitted(request)
             if borrower:
@@ -310,11 +320,11 @@ class TierConnector(OffloadingConnector):
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
         metadata = super().build_connector_meta(scheduler_output)
-        jobs = self.borrowing.take_jobs() if self.borrowing else []
-        if jobs:
+        jobs, packs = self.borrowing.take_jobs() if self.borrowing else ([], [])
+        if jobs or packs:
             assert isinstance(metadata, OffloadingConnectorMetadata)
             return TierMetadata(
-                metadata.load_jobs, metadata.store_jobs, metadata.jobs_to_flush, jobs
+                metadata.load_jobs, metadata.store_jobs, metadata.jobs_to_flush, jobs, packs
             )
         return metadata
 
@@ -423,7 +433,15 @@ class TierConnector(OffloadingConnector):
         # First: copies to the host that wait since the last step, some from blocks to borrow into.
         super().start_load_kv(forward_context, **kwargs)
         if isinstance(metadata, TierMetadata) and self._carrier:
+            self._carrier.clear(metadata.pack_jobs)
             self._carrier.carry_out(metadata.borrow_jobs)
+
+    def wait_for_save(self) -> None:
+        # First: vLLM copies these blocks to the host from now on.
+        metadata = self._connector_metadata
+        if isinstance(metadata, TierMetadata) and self._carrier:
+            self._carrier.pack(metadata.pack_jobs)
+        super().wait_for_save()  # type: ignore[no-untyped-call]
 
     def _describe_prompt(self, request: Request, message: RequestMessage) -> Prompt:
         tokens_determine_tensors = not (

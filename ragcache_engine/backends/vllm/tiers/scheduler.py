@@ -104,10 +104,12 @@ class TierScheduler(Scheduler):
                     self._add_first,
                     self._end_loaded,
                     self._abort,
+                    lambda: self.failed_recving_kv_req_ids,
                 ),
                 ratio=settings.recompute_ratio,
                 any_donors=settings.any_donors,
                 donors_later=settings.donors_later,
+                packs_donors=settings.packs_donors,
             )
         if settings.provisional_step_tokens:
             self._provisional_step_tokens = min(settings.provisional_step_tokens, self._step_tokens)

@@ -29,6 +29,7 @@ class TierSettings:
     any_donors: whether documents may be borrowed from what served prompts left, with donors="any".
     donors_later: whether documents whose donors are missing are computed where they stand, with
       missing_donors="later".
+    packs_donors: whether donors are kept in eight bits a number, with donor_dtype="int8".
     recheck_share, least_rouge_l: as in TierBudget.
     """
 
@@ -47,6 +48,7 @@ class TierSettings:
     recompute_ratio: float | None = None
     any_donors: bool = False
     donors_later: bool = False
+    packs_donors: bool = False
     recheck_share: float = 0.0
     least_rouge_l: float | None = None
 

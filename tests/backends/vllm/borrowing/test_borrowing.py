@@ -51,15 +51,20 @@ ASKED = [
 OPTIONS = SamplingOptions(max_tokens=16)
 
 
-@pytest.fixture(scope="module")
-def engine(demo_model: str) -> Iterator[RAGCacheEngine]:
+@pytest.fixture(scope="module", params=["auto", "int8"])
+def engine(request: pytest.FixtureRequest, demo_model: str) -> Iterator[RAGCacheEngine]:
     """Borrows from documents stored alone, and recomputes a tenth; a request may choose otherwise."""
-    with RAGCacheEngine(settings(demo_model)) as engine:
+    with RAGCacheEngine(settings(demo_model, donor_dtype=request.param)) as engine:
         yield engine
 
 
-def settings(model: str, missing_donors: Literal["compute", "later"] = "compute") -> EngineConfig:
+def settings(
+    model: str,
+    missing_donors: Literal["compute", "later"] = "compute",
+    donor_dtype: Literal["auto", "int8"] = "auto",
+) -> EngineConfig:
     return EngineConfig(
+        donor_dtype=donor_dtype,
         model=model,
         backend="vllm",
         device_cache="300MiB",

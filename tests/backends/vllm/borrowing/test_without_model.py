@@ -16,6 +16,7 @@ from zlib import crc32
 
 import pytest
 
+from ragcache_engine.knowledge import Tier
 from ragcache_engine.tiers.borrowing.context import Context
 from ragcache_engine.tiers.borrowing.plan import WhyExact
 from ragcache_engine.tiers.wire import LookedUp, RequestMessage
@@ -25,10 +26,13 @@ pytestmark = pytest.mark.vllm
 SYSTEM = [5] * 37
 
 
-@pytest.fixture
-def borrowing(engine_with: Callable[..., Any]) -> Callable[..., Any]:
-    """Makes engines that borrow and recompute a tenth."""
-    return partial(engine_with, **{"device_blocks": 128, "recompute_ratio": 0.1})
+@pytest.fixture(params=[False, True], ids=["as they are", "packed"])
+def borrowing(
+    request: pytest.FixtureRequest, engine_with: Callable[..., Any]
+) -> Callable[..., Any]:
+    """Makes engines that borrow and recompute a tenth, with donors as they are, and with packed ones."""
+    sizes = {"device_blocks": 128, "recompute_ratio": 0.1, "packs_donors": request.param}
+    return partial(engine_with, **sizes)
 
 
 def document(name: str, tokens: int = 64) -> list[int]:
@@ -154,7 +158,7 @@ def test_missing_donors_are_computed_in_one_step_before_the_request(
     while engine.unfinished:
         engine.step()
         steps += 1
-    assert steps <= 3
+    assert steps <= 3 + bool(engine.packed_donors), "packing takes a step for all of them"
 
 
 def test_donors_come_back_from_the_host_and_from_the_disk(
@@ -210,7 +214,9 @@ def test_a_second_life_borrows_from_what_the_first_one_left_on_disk(
     asked(first, "one", "a", "b", "c")
     first.close()
     second = borrowing(**disk)
-    assert tiers_of(asked(second, "one", "c", "b", "a", question=2)) == ["disk"] * 3
+    tiers = tiers_of(asked(second, "one", "c", "b", "a", question=2))
+    # Of donors that are packed, the disk has nothing that is exact.
+    assert tiers == [None if first.packed_donors else "disk", "disk", "disk"]
 
 
 def test_a_prompt_that_borrows_is_held_where_all_its_donors_are(
@@ -434,7 +440,8 @@ def test_beside_growing_answers_a_donor_is_computed_once_for_each_request_at_mos
         tokens, segments = prompt(*names, question=100 + number, of_tokens=96)
         engine.ask(f"q{number}", tokens, segments, answer_tokens=100)
         borrower = engine.scheduler.connector.borrowing.get(engine.scheduler.requests[f"q{number}"])
-        donors += sum(len(donor.token_ids) for donor in borrower.plan.donors)
+        computed = [donor.packs or donor for donor in borrower.plan.donors]
+        donors += sum(len(donor.token_ids) for donor in computed)
     steps_until_all_ended(engine, 3_000)
     assert engine.cache.counters.donor_tokens <= donors
 
@@ -620,6 +627,38 @@ def test_donors_of_a_cancelled_request_are_computed_no_further(
     engine.cache.check_idle()
 
 
+def test_packed_donors_take_a_part_of_the_slower_tiers_that_others_take(
+    engine_with: Callable[..., Any],
+):
+    taken = {}
+    for packs in (False, True):
+        engine = engine_with(
+            device_blocks=200, host_blocks=400, recompute_ratio=0.1, packs_donors=packs
+        )
+        names = [f"d{number}" for number in range(10)]
+        behind = {name: Context("n", tuple(document("n", 128))) for name in names}
+        engine.ask("warm", *prompt("n", *names, of_tokens=128), contexts=behind)
+        engine.run()
+        index = engine.cache.index
+        taken[packs] = sum(node.resident[1] for name in names for node in index.nodes_of(name))
+    assert taken[True] < 0.65 * taken[False]
+
+
+def test_a_packed_donor_whose_blocks_are_only_half_there_is_made_anew(
+    engine_with: Callable[..., Any],
+):
+    engine = engine_with(device_blocks=128, recompute_ratio=0.1, packs_donors=True)
+    asked(engine, "one", "a", "b", "c")
+    [packed] = [node for node in engine.cache.index.nodes_of("b") if node.parent.parent is None]
+    assert packed.blocks > 1
+    engine.cache.index.release(engine.cache.tree.drop(packed, Tier.DEVICE, 1))
+    engine.cache._pool.hide(engine.cache.index.record(packed).keys[1:])
+    made = engine.packed_donors
+    asked(engine, "two", "a", "b", "c", question=2)
+    assert engine.packed_donors == made + 1
+    engine.cache.check_idle()
+
+
 def test_with_any_donors_a_document_is_borrowed_from_the_prompt_it_was_in(
     borrowing: Callable[..., Any],
 ):
@@ -767,6 +806,7 @@ def test_a_request_whose_donors_are_there_is_served_before_one_that_is_computed(
 ):
     engine = borrowing(at_once=1, device_blocks=256)
     asked(engine, "warm", "a", "b", "c")
+    asked(engine, "warm too", "b", "a")  # of a prompt's first document, nothing is packed
     order: list[str] = []
     for name, documents in [("half", "ad"), ("half too", "be"), ("borrows", "cab")]:
         tokens, segments = prompt(*documents, question=2)

@@ -1,0 +1,82 @@
+"""Packs keys and values: eight bits for a number, and a scale for each head of sixteen tokens.
+
+The block of a cache holds so the tokens of two to four. Whatever its bytes are, read as numbers of the
+cache's own type they are finite: an attention kernel may read behind a sequence's end, and multiplies
+what it finds there by 0, so that an infinite number would harm whoever gets the block next.
+"""
+
+from __future__ import annotations
+
+from math import ceil
+
+import torch
+from vllm.config import VllmConfig
+
+LEVELS = 123
+"""Numbers become integers from -LEVELS to LEVELS. The other eight codes of a byte would, as the highest
+byte of a number, make it infinite or not a number in float16, bfloat16 or float32."""
+
+FIRST_REFUSED, REFUSED = 0x7C, 4
+"""Codes from the first one on are moved by so many; with the sign bit they would be refused as well."""
+
+GROUP_TOKENS = 16
+"""Tokens that share their scales."""
+
+
+def pack_numbers(numbers: torch.Tensor, dtype: torch.dtype, block_tokens: int) -> torch.Tensor:
+    """Return numbers in the form of whole blocks: shape (blocks, block_tokens, heads, head_size).
+
+    numbers: float32, shape (tokens, heads, head_size); behind the last ones, blocks are filled with 0.
+    dtype: the cache's. The last row of a block holds its scales.
+    """
+    count, heads, size = numbers.shape
+    rows = block_tokens - 1
+    tokens = rows * dtype.itemsize
+    blocks, groups = ceil(count / tokens), ceil(tokens / GROUP_TOKENS)
+    padded = numbers.new_zeros((blocks * tokens, heads, size))
+    padded[:count] = numbers
+    grouped = numbers.new_zeros((blocks, groups * GROUP_TOKENS, heads, size))
+    grouped[:, :tokens] = padded.view(blocks, tokens, heads, size)
+    grouped = grouped.view(blocks, groups, GROUP_TOKENS, heads, size)
+    scales = (grouped.abs().amax(dim=(2, 4)) / LEVELS).to(dtype)  # as they are read again
+    steps = scales.float()[:, :, None, :, None]
+    levels = torch.where(steps > 0, grouped / steps, 0.0).round_().clamp_(-LEVELS, LEVELS)
+    codes = levels.add_(LEVELS).to(torch.int16)
+    codes += REFUSED * (codes >= FIRST_REFUSED)
+    codes = codes.view(blocks, -1, heads, size)[:, :tokens].to(torch.uint8)
+    # Neighbouring tokens share the bytes of one number.
+    codes = codes.view(blocks, rows, dtype.itemsize, heads * size).transpose(2, 3).contiguous()
+    packed = torch.zeros((blocks, block_tokens, heads * size), dtype=dtype, device=numbers.device)
+    packed[:, :rows] = codes.view(dtype).view(blocks, rows, heads * size)
+    packed[:, rows, : groups * heads] = scales.view(blocks, -1)
+    return packed.view(blocks, block_tokens, heads, size)
+
+
+def unpack_numbers(packed: torch.Tensor) -> torch.Tensor:
+    """Return the numbers of packed blocks: float32, shape (tokens, heads, head_size).
+
+    packed: as `pack_numbers` returns them.
+    """
+    blocks, block_tokens, heads, size = packed.shape
+    rows, width = block_tokens - 1, packed.element_size()
+    tokens = rows * width
+    groups = ceil(tokens / GROUP_TOKENS)
+    flat = packed.reshape(blocks, block_tokens, heads * size)
+    scales = flat[:, rows, : groups * heads].float().view(blocks, groups, 1, heads, 1)
+    codes = flat[:, :rows].contiguous().view(torch.uint8).view(blocks, rows, heads * size, width)
+    codes = codes.transpose(2, 3).reshape(blocks, tokens, heads, size).to(torch.int16)
+    codes -= REFUSED * (codes >= FIRST_REFUSED + REFUSED)
+    levels = (codes - LEVELS).float()
+    padding = groups * GROUP_TOKENS - tokens
+    if padding:
+        levels = torch.nn.functional.pad(levels, (0, 0, 0, 0, 0, padding))
+    numbers = levels.view(blocks, groups, GROUP_TOKENS, heads, size) * scales
+    return numbers.view(blocks, -1, heads, size)[:, :tokens].reshape(-1, heads, size)
+
+
+def number_bytes(config: VllmConfig) -> int:
+    """Return the bytes of one number in the cache; support.py has refused all but plain types."""
+    kind = config.cache_config.cache_dtype
+    dtype = config.model_config.dtype if kind == "auto" else getattr(torch, kind)
+    assert isinstance(dtype, torch.dtype)
+    return dtype.itemsize
