@@ -4,8 +4,8 @@
 
 Real questions of the shared sets with their nearest documents, as they came, are answered exactly (as
 with reuse="prefix") and at each ratio from each kind of donors: stored alone, behind the nearest
-neighbour, behind two of them (written as one document, the farther first), or "any", from whatever
-prompt had the document before. A question's donors are computed before it is asked, as while indexing;
+neighbour (also in int8), behind two of them (written as one document, the farther first), or "any",
+from whatever prompt had the document before. A question's donors are computed before it is asked, as while indexing;
 "any" has what its own stream left. Every other question begins with the exact way, so that none profits
 from its place.
 
@@ -42,7 +42,8 @@ from ragcache_cli.models import demo_model
 from ragcache_engine import Answer, Document, EngineConfig, RAGCacheEngine, SamplingOptions
 from ragcache_engine.anywhere.rouge import rouge_l
 
-BEHIND = {"alone": 0, "neighbours": 1, "two neighbours": 2}
+PACKED = "neighbours in int8"
+BEHIND = {"alone": 0, "neighbours": 1, PACKED: 1, "two neighbours": 2}
 """Kinds of donors, and behind how many neighbours each has a document."""
 ANY = "any"
 OPTIONS = SamplingOptions(max_tokens=24, add_special_tokens=False)
@@ -85,10 +86,11 @@ def main() -> None:
     deadline = time.monotonic() + 60 * asked.minutes
     settings = Settings(model, asked.dtype, deadline, asked.at_once)
     ways = [Way(donors, ratio) for donors in asked.donors for ratio in asked.ratios]
-    prepared = [Way(), *(way for way in ways if way.donors != ANY)]
+    prepared = [Way(), *(way for way in ways if way.donors not in (ANY, PACKED))]
+    others = [[way for way in ways if way.donors == kind] for kind in (PACKED, ANY)]
     for name in asked.sets:
         corpus, questions = read_set(name, asked.questions, asked.top_k)
-        for together in (prepared, [way for way in ways if way.donors == ANY]):
+        for together in (prepared, *others):
             measure(name, corpus, questions, together, settings, path)
     text = report(read(path))
     path.with_suffix(".md").write_text(text)
@@ -114,6 +116,8 @@ def measure(
         return
     is_any = ways[0].donors == ANY
     donors = {"donors": ANY} if is_any else {"missing_donors": "compute"}
+    if ways[0].donors == PACKED:
+        donors["donor_dtype"] = "int8"
     config = EngineConfig.model_validate(
         {
             "model": settings.model,
