@@ -5,9 +5,9 @@
 Real questions of the shared sets with their nearest documents, as they came, are answered exactly (as
 with reuse="prefix") and at each ratio from each kind of donors: stored alone, behind the nearest
 neighbour (also in int8), behind two of them (written as one document, the farther first), or "any",
-from whatever prompt had the document before. A question's donors are computed before it is asked, as while indexing;
-"any" has what its own stream left. Every other question begins with the exact way, so that none profits
-from its place.
+from whatever prompt had the document before. A question's donors are computed before it is asked, as
+while indexing; "any" has what its own stream left. Every other question begins with the exact way, so
+that none profits from its place.
 
 Every answer is a line of a file in --out, named for model, dtype and top-k. A run asks what is not yet
 there and writes the report anew: stop it when you like, go on with more questions, sets or ways. An

@@ -302,7 +302,12 @@ def _name_and_arguments(call: Any) -> tuple[str, str] | None:
     arguments = call.get("arguments", call.get("parameters", {}))
     if not isinstance(arguments, str):
         arguments = json.dumps(arguments, ensure_ascii=False)
-    return call["name"], arguments
+    return _as_text(call["name"]), _as_text(arguments)
+
+
+def _as_text(written: str) -> str:
+    """Return what a model has written so that it can be encoded: it may be half of a character's code."""
+    return written.encode(errors="replace").decode()
 
 
 def _parse_cut_call(text: str) -> tuple[str, str] | None:

@@ -137,27 +137,50 @@ def _embed(schema: Mapping[str, Any], name: str, definitions: dict[str, Any]) ->
 
     name: what the names of its definitions begin with there.
     """
-    embedded = dict(schema)
+    embedded, own = dict(schema), dict[str, Any]()
     for keyword in ("$defs", "definitions"):
         # References start at the root of a schema, and this one is no longer the root.
         for key, value in embedded.pop(keyword, {}).items():
-            definitions[f"{name}.{key}"] = _move_references(value, name)
+            own[f"{name}.{key}"] = _move_references(value, name)
     moved: dict[str, Any] = _move_references(embedded, name)
+    definitions |= own
+    if _refers_to([moved, *own.values()], f"#/$defs/{name}"):
+        definitions[name] = moved
+        return {"$ref": f"#/$defs/{name}"}
     return moved
 
 
 def _move_references(schema: Any, name: str) -> Any:
-    """Return a schema with its references to definitions in the form #/$defs/<name>.<key>."""
+    """Return a schema with its references as they are where it is a part of another one.
+
+    Those to definitions become #/$defs/<name>.<key>, those to other parts of it #/$defs/<name>/...
+    """
     if isinstance(schema, list):
         return [_move_references(item, name) for item in schema]
     if not isinstance(schema, Mapping):
         return schema
     moved = {key: _move_references(value, name) for key, value in schema.items()}
-    if isinstance(reference := moved.get("$ref"), str):
-        for keyword in ("#/$defs/", "#/definitions/"):
-            if reference.startswith(keyword):
-                moved["$ref"] = f"#/$defs/{name}.{reference.removeprefix(keyword)}"
+    reference = moved.get("$ref")
+    if isinstance(reference, str) and reference.startswith("#"):
+        pointer = reference[1:]
+        for keyword in ("/$defs/", "/definitions/"):
+            if pointer.startswith(keyword):
+                moved["$ref"] = f"#/$defs/{name}.{pointer.removeprefix(keyword)}"
+                return moved
+        moved["$ref"] = f"#/$defs/{name}{pointer}"
     return moved
+
+
+def _refers_to(schema: Any, target: str) -> bool:
+    """Return whether a schema refers to a target, or to a part of it."""
+    if isinstance(schema, list):
+        return any(_refers_to(item, target) for item in schema)
+    if not isinstance(schema, Mapping):
+        return False
+    reference = schema.get("$ref")
+    if isinstance(reference, str) and (reference == target or reference.startswith(f"{target}/")):
+        return True
+    return any(_refers_to(value, target) for value in schema.values())
 
 
 def tool_names(tools: Sequence[Mapping[str, Any]]) -> frozenset[str]:

@@ -53,6 +53,8 @@ class Registered:
 
 def write_metadata(metadata: Mapping[str, Any]) -> str:
     """Write what a client told of a document as JSON, always in the same way."""
+    # Names become texts before they are sorted: numbers have another order, and none among texts.
+    metadata = json.loads(json.dumps(metadata, default=str))
     return json.dumps(metadata, sort_keys=True, separators=(",", ":"), default=str)
 
 

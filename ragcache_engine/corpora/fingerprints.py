@@ -131,22 +131,24 @@ class FingerprintIndex(Generic[Name]):
         if self._stale > MOST_STALE:
             self._make_filters(self._anchors.log2)
 
-    def find(self, prompt: str) -> list[Found[Name]]:
+    def find(self, prompt: str, taken: Sequence[tuple[int, int]] = ()) -> list[Found[Name]]:
         """Return the texts that stand in a prompt, in its order, without overlaps.
 
-        Longer texts come first, so that a text which contains another stays whole.
+        Longer texts come first, so that a text which contains another stays whole. taken: parts of the
+        prompt, in order, where none is looked for.
         """
         if len(prompt) < WINDOW or not self._written:
             return []
         sums = self._powers.sums(prompt)
-        places = self._places(sums, most=len(prompt) // CHARACTERS_PER_PLACE + 1)
-        taken: list[tuple[int, int]] = []  # apart, in order
+        most = len(prompt) // CHARACTERS_PER_PLACE + 1
+        places = self._places(sums, most, taken)
+        taken = list(taken)  # apart, in order
         found: list[tuple[int, _Written[Name]]] = []
         left = DIGESTED * len(prompt)
         for start, written in sorted(places, key=lambda place: (-place[1].length, place[0])):
             end = start + written.length
             at = bisect_right(taken, (start, end))
-            if (at and taken[at - 1][1] > start) or (at < len(taken) and taken[at][0] < end):
+            if _overlaps(taken, at, start, end):
                 continue
             left -= written.length
             if left < 0:
@@ -156,8 +158,13 @@ class FingerprintIndex(Generic[Name]):
                 found.append((start, written))
         return _name_each(sorted(found, key=lambda one: one[0]))
 
-    def _places(self, sums: Hashes, most: int) -> list[tuple[int, _Written[Name]]]:
-        """Return where texts begin whose anchor and whose whole have the hashes of the prompt there."""
+    def _places(
+        self, sums: Hashes, most: int, taken: Sequence[tuple[int, int]] = ()
+    ) -> list[tuple[int, _Written[Name]]]:
+        """Return where texts begin whose anchor and whose whole have the hashes of the prompt there.
+
+        taken: as in `find`.
+        """
         tried = list(self._anchored(sums, most))
         if not tried:
             return []
@@ -165,7 +172,14 @@ class FingerprintIndex(Generic[Name]):
         lengths = np.array([written.length for _, written in tried])
         wholes = np.array([written.whole for _, written in tried], np.uint64)
         is_there = self._powers.parts(sums, starts, starts + lengths) == wholes
-        return [*_without_overlaps(tried[at] for at in np.flatnonzero(is_there))]
+        found = [tried[at] for at in np.flatnonzero(is_there)]
+        free = [
+            (start, written)
+            for start, written in found
+            for span in [(start, start + written.length)]
+            if not _overlaps(taken, bisect_right(taken, span), *span)
+        ]
+        return [*_without_overlaps(free)]
 
     def _anchored(self, sums: Hashes, most: int) -> Iterator[tuple[int, _Written[Name]]]:
         """Yield where texts would begin whose anchor stands in the prompt, and that have room in it.
@@ -240,6 +254,11 @@ def _name_each(places: Sequence[tuple[int, _Written[Name]]]) -> list[Found[Name]
             last[written] = name
         found.append(Found(start, start + written.length, last[written]))
     return found
+
+
+def _overlaps(taken: Sequence[tuple[int, int]], at: int, start: int, end: int) -> bool:
+    """Return whether [start, end), which would be the one at `at`, overlaps with spans in order."""
+    return bool((at and taken[at - 1][1] > start) or (at < len(taken) and taken[at][0] < end))
 
 
 def _without_overlaps(

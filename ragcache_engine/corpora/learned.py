@@ -52,12 +52,12 @@ class LearnedDocuments:
         return any(new)
 
     def forget_prompts(self, owner: Owner) -> None:
-        """Remember no prompt of this owner.
+        """Remember no prompt of this owner; of nobody, if it is everybody's.
 
         Otherwise a text that it removed would be learned again from what was remembered before.
         """
         with self._lock:
-            self._recurring.forget(lambda key: key[0] == owner)
+            self._recurring.forget(lambda key: owner is None or key[0] == owner)
 
     def forget_tenant(self, tenant: str) -> None:
         """Remember no prompt of a tenant and its users, nor what was learned from them.

@@ -25,7 +25,7 @@ LONGEST_PROMPT = 1 << 20
 MOST_BYTES = 8 << 20
 """How much memory the remembered prompts take; the longest ago are forgotten."""
 
-ONE_IN, ANCHOR_BYTES, MOST_ANCHOR_BYTES = 64, 250, 64 << 20
+ONE_IN, ANCHOR_BYTES, MOST_ANCHOR_BYTES = 64, 350, 64 << 20
 """One window in so many is remembered, and takes so many bytes; together so many at most."""
 
 SHORT_LINE = 32
@@ -71,8 +71,9 @@ class RecurringTexts:
 
     def forget(self, is_doomed: Callable[[Owner], bool]) -> None:
         """Remember no prompt of these owners."""
-        for key in [key for key in self._prompts if is_doomed(key[0])]:
-            del self._prompts[key]
+        for known in (self._prompts, self._anchors):
+            for key in [key for key in known if is_doomed(key[0])]:
+                del known[key]
 
     def _find(
         self, owner: Owner, prompt: str, taken: Sequence[tuple[int, int]], number: int

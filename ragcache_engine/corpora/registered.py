@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -392,10 +391,9 @@ class Corpora:
     def _find_of(self, owner: Owner, prompt: str, taken: Sequence[Span]) -> Iterator[Span]:
         """Yield the documents of one owner in the gaps between the spans, which are in order."""
         index = self._indexes.get(owner)
-        for found in index.find(prompt) if index else ():
-            at = bisect_right(taken, found.start, key=lambda span: span.end)
-            if at == len(taken) or taken[at].start >= found.end:
-                yield Span(found.start, found.end, name_of(owner, *found.name))
+        spans = [(span.start, span.end) for span in taken]
+        for found in index.find(prompt, spans) if index else ():
+            yield Span(found.start, found.end, name_of(owner, *found.name))
 
     @contextmanager
     def _corpus_of(self, owner: Owner, corpus: str) -> Iterator[_Corpus]:

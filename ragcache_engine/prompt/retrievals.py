@@ -147,7 +147,9 @@ class RetrievalLog:
                 left = [
                     at for at, one in enumerate(documents) if not is_tenants and one.id not in gone
                 ]
-                if len(left) < len(documents):
+                if is_tenants or (documents and not left):
+                    self._drop(number, self._entries.pop(number))
+                elif len(left) < len(documents):
                     self._index.remove(number, entry.landmarks)
                     landmarks = tuple(entry.landmarks[at] for at in left)
                     self._index.add(number, landmarks)

@@ -48,6 +48,7 @@ class _Chain:
       from there on.
     misses_template: whether the user's template was wrong about the last prompt.
     is_choosy: whether the last prompt had only some of the documents found, as behind a reranker.
+    others: ids of documents whose text may stand in the form, around those of the chain's own search.
     """
 
     form: PromptForm | None = None
@@ -56,9 +57,13 @@ class _Chain:
     options: SamplingOptions | None = None
     misses_template: bool = False
     is_choosy: bool = False
+    others: frozenset[str] = frozenset()
 
-    def after_prompt(self, forms: Sequence[PromptForm]) -> _Chain:
+    def after_prompt(self, forms: Sequence[PromptForm], others: frozenset[str]) -> _Chain:
         """Return what is known after one more prompt. forms: the ways to read it, the likeliest first."""
+        return replace(self._with_form(forms), others=self.others | others)
+
+    def _with_form(self, forms: Sequence[PromptForm]) -> _Chain:
         forms = [form for form in forms if form.count_characters() <= MOST_CHARACTERS]
         if not forms:
             return replace(self, has_head=False, has_tail=False)
@@ -66,7 +71,8 @@ class _Chain:
             return replace(self, form=forms[0], has_head=True, has_tail=forms[0].has_question)
         alike = next((form for form in forms if form.has_head_of(self.form)), None)
         if alike is None:
-            return replace(self, form=forms[0], has_head=False, has_tail=False)
+            fresh = replace(self, others=frozenset())
+            return replace(fresh, form=forms[0], has_head=False, has_tail=False)
         has_tail = alike.after == self.form.after
         return replace(self, form=alike.with_more_of(self.form), has_head=True, has_tail=has_tail)
 
@@ -153,16 +159,18 @@ class TemplateBook:
         *,
         tenant: str | None = None,
         is_choice: bool = False,
+        others: Iterable[str] = (),
     ) -> None:
         """Note a prompt that the chain has written with these documents, nearest first.
 
         explicit: the user's template for this prompt. is_choice: whether others were found as well, which
-          are not in it.
+          are not in it. others: ids of further documents in it, which its form may hold.
         """
         misses = explicit is not None and _render(explicit, question, documents) != prompt
         forms = list(read_forms(prompt, question, documents))
         with self._lock:
-            known = self._chains.get((tenant, chain), _Chain()).after_prompt(forms)
+            known = self._chains.get((tenant, chain), _Chain())
+            known = known.after_prompt(forms, frozenset(others))
             known = replace(known, options=options, misses_template=misses, is_choosy=is_choice)
             self._chains[tenant, chain] = known
             self._chains.move_to_end((tenant, chain))
@@ -171,13 +179,15 @@ class TemplateBook:
                 self._chains.popitem(last=False)
 
     def forget(self, ids: Iterable[str]) -> None:
-        """Remember nothing of tenants. ids: with which they are forgotten; others change nothing."""
+        """Remember nothing of tenants, nor of chains whose form may hold one of these documents.
+
+        ids: of documents, and those with which tenants are forgotten.
+        """
         doomed = set(ids)
         with self._lock:
-            for key in [
-                key for key in self._chains if not doomed.isdisjoint(forget_ids_of(key[0]))
-            ]:
-                del self._chains[key]
+            for key, chain in list(self._chains.items()):
+                if not doomed.isdisjoint((*chain.others, *forget_ids_of(key[0]))):
+                    del self._chains[key]
 
 
 def _render(render: Render, question: str, documents: Sequence[Document]) -> str | None:

@@ -348,6 +348,7 @@ class RetrievalTracker:
                 retrieval.template,
                 tenant=request.tenant,
                 is_choice=is_choice,
+                others=places.keys() - {one.id for one in documents},
             )
         except Exception:  # no answer depends on it
             logger.exception("could not learn from a prompt; please report this")

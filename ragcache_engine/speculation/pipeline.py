@@ -301,6 +301,8 @@ class Pipeline:
         waiting = self._registry.find_about(document_ids)
         for speculation, search in waiting:
             self._runner.cancel(speculation, search, outcome)
+        if document_ids is not None:
+            self._registry.forget(document_ids)
         tasks = [speculation.task for speculation, _ in waiting if speculation.task]
         if preparing := self._preparation.interrupt():
             tasks.append(preparing)

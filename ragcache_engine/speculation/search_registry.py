@@ -134,6 +134,16 @@ class SearchRegistry:
             or not doomed.isdisjoint(forget_ids_of(search.tenant))
         ]
 
+    def forget(self, document_ids: Collection[str]) -> None:
+        """Remember no ended search that found one of these documents, or that was such a tenant's."""
+        doomed = set(document_ids)
+        for number, search in list(self._searches.items()):
+            found = (one.id for one in (*(search.documents or ()), *search.candidates))
+            if search.ended_s is not None and not doomed.isdisjoint(
+                (*found, *forget_ids_of(search.tenant))
+            ):
+                del self._searches[number]
+
     def count_expected_prompts(
         self,
         search: TrackedSearch,

@@ -26,6 +26,9 @@ MOSTLY = 0.5
 BEGINNINGS = (SpeculationOutcome.OTHER_DOCUMENTS, SpeculationOutcome.OTHER_PROMPT)
 """The outcomes after which the question's prompt may begin as a guess did, and has its tensors."""
 
+MOST_NAMED = 20
+"""An event of a stage names so many documents at most, and counts the others."""
+
 MOST_CANDIDATES = 64
 """So many candidates of a search are kept, the likeliest."""
 
@@ -92,7 +95,9 @@ class TrackedSearch:
         self, now_s: float, documents: Sequence[Document], final: bool, *, is_idle: bool
     ) -> None:
         """Take in the documents of one stage. is_idle: no other prefill is pending now."""
-        names = ", ".join(document.id for document in documents)
+        names = ", ".join(document.id for document in documents[:MOST_NAMED])
+        if len(documents) > MOST_NAMED:  # pages may come one by one, and all are told each time
+            names += f" and {len(documents) - MOST_NAMED} more"
         self.note(now_s, SpeculationStep.STAGE, f"final: {names}" if final else names)
         if self.documents != documents:
             before = self.documents or ()

@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from itertools import count
 from math import inf
 from typing import Any, Literal, cast, get_args
@@ -98,10 +98,9 @@ def make_order(
         raise InvalidArgument("for_s and until say the same: give one of them")
     if until is not None and not isinstance(until, datetime):
         raise InvalidArgument(f"until is a datetime, not {shown(until)}")
-    if for_s is not None:
-        until = datetime.now(UTC) + timedelta(seconds=for_s)
-    if until is not None and until.timestamp() <= time.time():
-        raise InvalidArgument(f"until is over already: {until}")
+    until_s = None if for_s is None else time.time() + for_s
+    if until is not None:
+        until_s = _require_seconds(until)
     if tier == "disk" and not has_disk:
         raise InvalidArgument(
             "there is no disk tier to keep documents in: give the engine a disk_cache, or keep them in "
@@ -111,7 +110,23 @@ def make_order(
         raise InvalidArgument(
             "there is no host tier to keep documents in: give the engine a host_cache"
         )
-    return KeepOrder(Tier(tier), None if until is None else until.timestamp(), most)
+    return KeepOrder(Tier(tier), until_s, most)
+
+
+def _require_seconds(until: datetime) -> float:
+    """Return a time in seconds since 1970. Raises InvalidArgument."""
+    try:
+        seconds = until.timestamp()
+    except (OverflowError, ValueError, OSError):  # the first and the last days of all
+        seconds = inf if until.year > 1970 else -inf
+    if seconds <= time.time():
+        raise InvalidArgument(f"until is over already: {until}")
+    if seconds > time.time() + LONGEST_KEPT_S:
+        raise InvalidArgument(
+            f"until is at most {LONGEST_KEPT_S // (365 * 86_400)} years from now; without it, nothing "
+            "ends the keeping"
+        )
+    return seconds
 
 
 _Key = tuple[str | None, tuple[str, ...]]
@@ -270,6 +285,8 @@ class KeepingBackend(ForwardingBackend):
                 self._wanted[one.tenant, one.documents] = request.compact(), order
                 if order.until_s is not None:
                     self._next_end_s = min(self._next_end_s, order.until_s)
+            else:  # what an earlier call kept of it may be another text
+                self._wanted.pop((one.tenant, one.documents), None)
         return kept
 
     async def keep_all(
@@ -291,9 +308,10 @@ class KeepingBackend(ForwardingBackend):
         return kept
 
     async def release(self, documents: Sequence[tuple[str, ...]], tenant: str | None) -> None:
-        for one in documents:
+        names = self._find_kept(documents, tenant)
+        for one in names:
             self._wanted.pop((tenant, one), None)
-        await self.inner.release(documents, tenant)
+        await self.inner.release(names, tenant)
 
     async def forget(self, document_ids: Sequence[str]) -> None:
         async with self.idle.paused():
@@ -310,6 +328,23 @@ class KeepingBackend(ForwardingBackend):
     async def close(self) -> None:
         await self.idle.close()
         await super().close()
+
+    def _find_kept(
+        self, documents: Sequence[tuple[str, ...]], tenant: str | None
+    ) -> list[tuple[str, ...]]:
+        """Return by which names sets are kept: in the order in which a template has written them.
+
+        A set that is not known under its own name has those of all others with the same documents.
+        """
+        by_content: dict[frozenset[str], list[tuple[str, ...]]] = {}
+        for whose, kept in self._wanted:
+            if whose == tenant:
+                by_content.setdefault(frozenset(kept), []).append(kept)
+        found: list[tuple[str, ...]] = []
+        for one in documents:
+            is_known = (tenant, one) in self._wanted
+            found += [one] if is_known else by_content.get(frozenset(one), [one])
+        return found
 
     async def _put_back(
         self, key: _Key, before: Mapping[_Key, tuple[BackendRequest, KeepOrder]]

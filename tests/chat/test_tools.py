@@ -63,6 +63,26 @@ def test_beside_the_forms_of_calls_an_answers_form_keeps_its_own_definitions():
     assert len(call_or_answer_guide([NOW], Guide.json(depth)).schema["anyOf"]) == 2
 
 
+def test_a_schema_that_refers_to_its_own_parts_still_does_in_the_form_for_calls():
+    place = {"type": "string", "enum": ["Bath", "York"]}
+    properties = {"from": place, "to": {"$ref": "#/properties/from"}}
+    parameters = {"type": "object", "properties": properties, "required": ["from", "to"]}
+    travel = {"type": "function", "function": {"name": "travel", "parameters": parameters}}
+    expected = {"name": "travel", "arguments": {"from": "Bath", "to": "Bath"}}
+    assert make_sample(call_guide([travel, NOW], "travel").schema) == expected
+    tree = {"type": "object", "properties": {"child": {"$ref": "#"}}, "additionalProperties": False}
+    form = call_or_answer_guide([NOW], Guide.json(tree)).schema
+    (name,) = form["$defs"]
+    assert form["$defs"][name]["properties"]["child"] == {"$ref": f"#/$defs/{name}"}
+
+
+def test_half_of_a_characters_code_in_a_call_leaves_text_that_can_be_encoded():
+    reader = CallReader()
+    written = '<tool_call>\n{"name": "add", "arguments": {"a": "hi \\ud83d"}}\n</tool_call>'
+    (call,) = join_parts([reader.read(written), reader.end()]).calls
+    assert json.loads(call.arguments.encode()) == {"a": "hi ?"}
+
+
 @pytest.mark.parametrize("guide", [Guide.regex("[0-9]+"), Guide.choice(["a", "b"])])
 def test_a_form_that_is_no_json_leaves_no_room_for_calls(guide: Guide):
     with pytest.raises(BadRequest, match=guide.kind.value):

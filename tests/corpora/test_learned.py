@@ -57,6 +57,17 @@ def test_what_is_removed_stays_so_until_it_recurs_anew():
     assert len(server.read(6, 2)) == 1
 
 
+def test_what_is_removed_from_everybodys_documents_becomes_no_tenants():
+    server = Server()
+    for page in (1, 2):
+        server.corpora.put(None, "handbook", Registered(str(page), PAGES[page]))
+    server.read(0, 1, 2)
+    server.corpora.drop(None, "handbook")
+    server.learned.forget_prompts(None)
+    assert server.read(3, 2, 1) == ()
+    assert server.texts() == []
+
+
 def test_prompts_that_an_owner_keeps_apart_are_not_compared():
     server = Server()
     server.read(0, 1, 2, salt="shop::anna")

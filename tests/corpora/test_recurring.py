@@ -84,6 +84,8 @@ def test_what_was_forgotten_is_not_found_until_it_recurs_again():
     texts.forget(lambda owner: owner == "shop")
     assert texts.add("shop", numbered(PAGES[2], PAGES[0])) == []
     assert texts.add("shop", numbered(PAGES[0], PAGES[3])) == [PAGES[0]]
+    texts.forget(lambda owner: True)
+    assert not texts._anchors, "nor does a hash tell what stood there"
 
 
 def test_only_so_much_is_remembered(monkeypatch: pytest.MonkeyPatch):

@@ -51,6 +51,9 @@ def test_where_texts_overlap_the_tenants_own_is_found(corpora):
     corpora.put("shop", "sea", Registered("salt", SALT))
     assert found(corpora, "shop", f"{SALT} {TIDES}") == ["shop:sea/salt"]
     assert found(corpora, "press", f"{SALT} {TIDES}") == ["all/both"]
+    corpora.put(None, "all", Registered("tides", TIDES))
+    own_and_rest = ["shop:sea/salt", "all/tides"]
+    assert found(corpora, "shop", f"{SALT} {TIDES}") == own_and_rest, "in the gap beside its own"
 
 
 def test_documents_of_one_text_are_found_in_turn(corpora):

@@ -133,6 +133,8 @@ def test_a_forgotten_document_is_known_no_longer():
     log.forget(["cats", "unheard of"])
     assert [one.id for one in log.documents()] == ["dogs"]
     assert names_in(log, prompt("Why?", "cats", "dogs")) == ["dogs"]
+    log.forget(["dogs"])
+    assert not log._entries, "its question went with its last document"
 
 
 def test_a_prompt_costs_no_search_for_documents_that_cannot_stand_in_it(

@@ -233,6 +233,18 @@ def test_after_a_prompt_without_its_documents_nothing_is_guessed_until_one_has_t
     assert learner.knows("And bees?", BEES, CATS)
 
 
+def test_a_chain_whose_form_holds_a_forgotten_document_is_learned_anew():
+    """A chain of one search leaves the documents of another one in the text around its own."""
+    learner = Learner(Pipeline())
+    prompt = f"{OWLS.text}\n\n{CATS.text}\n\nQuestion: Why?"
+    learner.book.remember("chain", "Why?", [CATS], prompt, GREEDY, others=[OWLS.id])
+    learner.saw("Who?", BEES, prompt=f"{OWLS.text}\n\n{BEES.text}\n\nQuestion: Who?")
+    learner.book.forget([CATS.id])
+    assert OWLS.text in (learner.whole("Where?", DOGS) or "")
+    learner.book.forget([OWLS.id])
+    assert learner.book.guess("chain", "Where?", [DOGS]) is None
+
+
 def test_a_history_before_the_documents_is_guessed_once_and_never_again():
     learner, history = Learner(Pipeline()), ""
     for question in ("Why do cats sleep?", "What do dogs do?", "And bees?", "Where are owls?"):

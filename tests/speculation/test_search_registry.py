@@ -7,6 +7,7 @@ from ragcache_engine.protocols import BackendRequest
 from ragcache_engine.speculation import TrackedSearch
 from ragcache_engine.speculation.generation import Speculation
 from ragcache_engine.speculation.search_registry import MOST_SEARCHES, SOON_S, SearchRegistry
+from ragcache_engine.tenants import forget_id
 
 REQUEST = BackendRequest("r", TokenizedPrompt("Why?", [1, 2]), (), SamplingOptions())
 CATS = Document("cats", "Cats sleep.")
@@ -26,6 +27,19 @@ def test_the_oldest_search_is_forgotten_first():
         registry.add_search(search(number))
     assert registry.remove_search(0) is None
     assert registry.remove_search(1) is not None
+
+
+def test_an_ended_search_is_forgotten_with_its_documents_its_candidates_or_its_tenant():
+    registry = SearchRegistry(most_unclaimed=1)
+    for number in range(5):
+        registry.add_search(search(number))
+    found, offered, tenants, runs, other = (registry._searches[number] for number in range(5))
+    found.documents = runs.documents = [CATS]
+    offered.candidates, tenants.tenant = [CATS], "shop::anna"
+    for one in (found, offered, tenants, other):
+        one.ended_s = 1.0
+    registry.forget(["cats", forget_id("shop")])
+    assert [registry.remove_search(number) for number in range(5)] == [None] * 3 + [runs, other]
 
 
 def test_it_is_full_until_a_prompt_claims_what_waits():

@@ -62,3 +62,12 @@ def test_work_was_of_use_if_it_was_adopted_or_mostly_the_prompts_beginning(
 
 def test_where_nothing_was_started_nothing_was_of_use():
     assert not search((1.0, [A])).was_of_use
+
+
+def test_pages_that_come_one_by_one_are_named_by_the_first_and_counted():
+    pages = [Document(str(number), "text") for number in range(400)]
+    crawled = search(*[(float(at), pages[:at]) for at in range(1, 401)])
+    details = [event.detail for event in crawled._events]
+    assert details[-1].startswith("final: 0, 1,")
+    assert details[-1].endswith("19 and 380 more")
+    assert sum(map(len, details)) < 400 * 100

@@ -39,6 +39,10 @@ def report(name: str) -> Document:
     return Document(name, f"The report {name} is about the harvest of the year. " * 9)
 
 
+def reversing(question: str, documents: Sequence[Document]) -> str:
+    return "\n\n".join([*(one.text for one in documents[::-1]), question])
+
+
 HANDBOOK = report("handbook")
 OTHERS = [report(f"report {number}") for number in range(40)]
 
@@ -183,6 +187,17 @@ def test_released_and_forgotten_documents_are_kept_no_longer():
         assert ask(engine, HANDBOOK) < 64
 
 
+def test_documents_that_a_template_reverses_are_released_as_they_were_given():
+    with engine_of(kept_share=1.0) as engine:
+        kept = engine.keep([OTHERS[:2], OTHERS[2:4]], template=reversing)
+        assert [one.documents for one in kept] == [
+            ("report 1", "report 0"),
+            ("report 3", "report 2"),
+        ]
+        engine.release([["report 0", "report 1"], ["report 3", "report 2"]])
+        assert engine.kept() == ()
+
+
 def test_tenants_keep_their_own():
     with engine_of() as engine:
         engine.keep([HANDBOOK], template=TEMPLATE, tenant="press")
@@ -219,6 +234,9 @@ def test_coroutines_keep_too():
         ({"for_s": 1e12}, InvalidArgument, "at most"),
         ({"until": "tomorrow"}, InvalidArgument, "until is a datetime"),
         ({"until": datetime(2020, 1, 1, tzinfo=UTC)}, InvalidArgument, "over already"),
+        ({"until": datetime.min}, InvalidArgument, "over already"),
+        ({"until": datetime.max}, InvalidArgument, "at most 100 years"),
+        ({"until": datetime.max.replace(tzinfo=UTC)}, InvalidArgument, "at most 100 years"),
         ({"for_s": 1, "until": datetime(2999, 1, 1)}, InvalidArgument, "one of them"),
         ({"documents": "handbook"}, InvalidArgument, "handbook"),
         ({"documents": [7]}, InvalidArgument, "7"),
@@ -256,6 +274,25 @@ def test_what_is_kept_comes_back_after_the_model_has_died():
         asyncio.run(asyncio.sleep(1.0))  # idle
         assert engine.kept() == (kept,)
         assert ask(engine, HANDBOOK) == kept.tokens
+
+
+def test_a_kept_text_that_was_replaced_by_one_too_short_does_not_come_back_with_the_model():
+    dying = False
+
+    def die(step: int) -> None:
+        nonlocal dying
+        if dying:
+            dying = False
+            raise EngineDied("killed")
+
+    with engine_of(die) as engine:
+        engine.keep([HANDBOOK], template="{context}\n{question}")
+        engine.keep([Document("handbook", "It is kept no more.")], template="{context}\n{question}")
+        assert engine.kept() == ()
+        dying = True
+        ask(engine, OTHERS[0])
+        assert engine.stats().restarts == 1
+        assert engine.kept() == ()
 
 
 def test_what_got_lost_comes_back_with_the_next_prompt_that_needs_it():
