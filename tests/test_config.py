@@ -83,11 +83,17 @@ def test_sampling_options_that_cannot_work_are_refused(wrong: dict[str, object],
         ("recheck_share", 0.5),
         ("recompute_ratio", 0.1),
         ("missing_donors", "compute"),
+        ("donor_dtype", "int8"),
     ],
 )
 def test_what_exact_reuse_would_ignore_is_refused(name: str, value: object):
     with pytest.raises(ValidationError, match=f"{name}.*anywhere"):
         EngineConfig.model_validate({"backend": "memory", name: value})
+
+
+def test_what_served_prompts_lend_is_kept_as_it_is():
+    with pytest.raises(ValidationError, match=r"donor_dtype.*any"):
+        EngineConfig(backend="memory", reuse="anywhere", donors="any", donor_dtype="int8")
 
 
 def test_a_shared_cache_stands_below_a_disk_cache():

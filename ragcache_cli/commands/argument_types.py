@@ -141,14 +141,14 @@ def share(text: str) -> float:
     return number
 
 
-REUSE_SETTINGS = ("reuse", "recompute_ratio", "donors", "missing_donors")
+REUSE_SETTINGS = ("reuse", "recompute_ratio", "donors", "donor_dtype", "missing_donors")
 """Fields of EngineConfig for which `add_reuse` adds an argument of the same name."""
 
 
 def add_reuse(
     parser: argparse.ArgumentParser, *, with_donors: bool = True, answers: bool = False
 ) -> None:
-    """Add --reuse, --recompute-ratio and --donors. One that is not given keeps EngineConfig's default.
+    """Add arguments for reuse at any position. One that is not given keeps EngineConfig's default.
 
     with_donors: leave it out where requests themselves say what their documents are stored behind.
     answers: whether the command's own engine answers questions; then also add --missing-donors.
@@ -163,6 +163,11 @@ def add_reuse(
         type=share,
         metavar="R",
         help="with anywhere: the share of a reused document to compute anew, 0 to 1 (calibrated, or 0.1)",
+    )
+    parser.add_argument(
+        "--donor-dtype",
+        choices=("auto", "int8"),
+        help="with anywhere: keep donors as the cache keeps all, or in eight bits a number (auto)",
     )
     if with_donors:
         parser.add_argument(

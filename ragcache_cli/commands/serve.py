@@ -192,7 +192,7 @@ FLEET_ARGUMENTS = (
     *("ssl_certfile", "ssl_keyfile", "print_config"),
 )
 """The arguments that mean something for a fleet alone."""
-REPLICA_ARGUMENTS = (*ENGINE_SETTINGS, "reuse", "recompute_ratio", "missing_donors")
+REPLICA_ARGUMENTS = (*ENGINE_SETTINGS, "reuse", "recompute_ratio", "donor_dtype", "missing_donors")
 """The arguments that each replica of a fleet is started with."""
 
 

@@ -83,6 +83,15 @@ def test_missing_donors_are_left_to_idle_time_unless_asked_otherwise(
     assert not settings_of(words)["donors_later"]
 
 
+def test_donors_are_packed_where_that_is_asked_for(
+    demo_model: str, capsys: pytest.CaptureFixture[str]
+):
+    assert not settings_of(shown(capsys, demo_model, *ANYWHERE))["packs_donors"]
+    assert settings_of(shown(capsys, demo_model, *ANYWHERE, "--donor-dtype", "int8"))[
+        "packs_donors"
+    ]
+
+
 def test_a_ratio_beyond_one_is_refused(demo_model: str, capsys: pytest.CaptureFixture[str]):
     with pytest.raises(SystemExit):
         main(["serve", demo_model, "--reuse", "anywhere", "--recompute-ratio", "1.5", "--show"])
