@@ -156,7 +156,7 @@ same-answers: $(READY) ## count answers that differ from stock vLLM's, in float3
 .PHONY: anywhere-rules
 anywhere-rules: $(READY) ## count broken rules of reuse at any position, among aborts, restarts and tiny tiers (an hour)
 	@$(PYTHON) benchmarks/anywhere_rules.py
-	@$(PYTHON) benchmarks/anywhere_rules.py --compiled
+	@$(PYTHON) benchmarks/anywhere_rules.py --compiled --donors alone neighbours
 
 .PHONY: bench-overlap
 bench-overlap: $(READY) ## how much of a search the prefill hides, and what wrong guesses cost (an hour, two quiet cores)

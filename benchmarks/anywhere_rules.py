@@ -11,9 +11,9 @@ approximate ones with those that an engine with one request at a time gave, its 
 2. An approximate answer depends on nothing that is cached, on no slower tier and on no company.
 3. An exact answer is the exact one among approximate ones.
 
-2 and 3 run together, eight requests at a time, for donors alone and behind neighbours: device, host and
-disk are so small that each evicts, others are cancelled at random moments, and half way the engine starts
-again on the same disk. Without --compiled vLLM runs its layers one by one (enforce_eager).
+2 and 3 run together, eight requests at a time, for donors alone, behind neighbours, and those in int8:
+device, host and disk are so small that each evicts, others are cancelled at random moments, and half way
+the engine starts again on the same disk. Without --compiled vLLM runs its layers one by one (enforce_eager).
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ ROOMY = 1 << 30
 OPTIONS = SamplingOptions(max_tokens=MAX_TOKENS)
 
 Tokens = list[int]
-Donors = Literal["alone", "neighbours"]
-DONORS: tuple[Donors, ...] = ("alone", "neighbours")
+Donors = Literal["alone", "neighbours", "neighbours in int8"]
+DONORS: tuple[Donors, ...] = ("alone", "neighbours", "neighbours in int8")
 
 
 class Ask(NamedTuple):
@@ -126,7 +126,7 @@ def _run(asked: argparse.Namespace, pieces: Pieces) -> int:
 
     mix = _draw_mix(len(prompts), asked.exact)
     for donors in asked.donors:
-        near = neighbours if donors == "neighbours" else {}
+        near = {} if donors == "alone" else neighbours
 
         def ask_each(
             device: int, donors: Donors = donors, near: Any = near, **how: Any
@@ -168,7 +168,8 @@ def _start(model: str, eager: bool, donors: Donors, **tiers: Any) -> Iterator[RA
         reuse="anywhere",
         recompute_ratio=RATIO,
         missing_donors="compute",
-        donors=donors,
+        donors="alone" if donors == "alone" else "neighbours",
+        donor_dtype="int8" if donors == "neighbours in int8" else "auto",
         speculation="off",
         vllm_args={
             "dtype": "float32",
@@ -246,7 +247,7 @@ def _ask_mix(
     mix: Sequence[Ask],
 ) -> tuple[list[tuple[Ask, Tokens]], str]:
     """Ask all of the mix, in two lives on one disk; return the answers, and what the tiers did."""
-    disk = pieces.folder / f"disk-{donors}"
+    disk = pieces.folder / f"disk-{donors.replace(' ', '-')}"
 
     def live(life: Sequence[Ask]) -> dict[str, Any]:
         sizes = {tier: SMALL[tier] for tier in ("device", "host", "disk")}
