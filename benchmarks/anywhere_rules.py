@@ -13,7 +13,8 @@ approximate ones with those that an engine with one request at a time gave, its 
 
 2 and 3 run together, eight requests at a time, for donors alone, behind neighbours, and those in int8:
 device, host and disk are so small that each evicts, others are cancelled at random moments, and half way
-the engine starts again on the same disk. Without --compiled vLLM runs its layers one by one (enforce_eager).
+the engine starts again on the same disk. Without --compiled vLLM runs its layers one by one
+(enforce_eager).
 """
 
 from __future__ import annotations

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from numbers import Number
+from pathlib import PurePath
 from typing import Any
 from uuid import UUID
 
 # Names that loaders and splitters of both frameworks use in metadata.
 _SOURCES = ("file_name", "file_path", "source", "url")
+_NAMING = (str, Number, PurePath)
 _PLACES = {"page": ("page_label", "page"), "character": ("start_index",)}
 
 
@@ -27,7 +30,9 @@ def label_of(document_id: str | None, metadata: Mapping[str, Any]) -> str | None
 
 
 def _first_text(metadata: Mapping[str, Any], names: tuple[str, ...]) -> str | None:
-    texts = (str(metadata[name]) for name in names if metadata.get(name) not in (None, ""))
+    values = (metadata.get(name) for name in names)
+    # Anything else, such as a list or an array, names no single place.
+    texts = (str(value) for value in values if isinstance(value, _NAMING) and value != "")
     # The name of a file may be no UTF-8, and no label may.
     readable = (text.encode(errors="replace").decode() for text in texts)
     return next((text for text in readable if not _is_uuid(text)), None)

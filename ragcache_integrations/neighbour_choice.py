@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Hashable, Iterable
+from contextlib import suppress
 from itertools import count
 from threading import Lock
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, finalize
 
 from ragcache_engine import Document, RAGCacheEngine
 
@@ -16,6 +17,8 @@ logger = logging.getLogger(__name__)
 LOOKED_AT = 4
 """How many of the nearest documents to look at: the nearest one is nearly always the document itself, and
 the next one its neighbour. The others are prepared in idle time, so more of them are more work."""
+
+_TRIES = 5
 
 
 def choose_neighbours(document: Document, nearest: Iterable[Document]) -> list[Document]:
@@ -43,6 +46,8 @@ def warn_of_no_neighbours(retriever: Any) -> None:
 
 _numbers = count()
 _known: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+_known_by_id: dict[int, int] = {}
+"""The numbers of objects that have no hash, as long as the objects live."""
 _lock = Lock()
 
 
@@ -54,7 +59,27 @@ def number_of(thing: Any) -> int:
                 _known[thing] = next(_numbers)
             return _known[thing]
     except TypeError:  # no hash, or no weak references
-        return id(thing)
+        return _number_by_id(thing)
+
+
+def _number_by_id(thing: Any) -> int:
+    """Return its number; another one each time if no weak reference can tell that it is gone."""
+    with _lock:
+        if (known := _known_by_id.get(id(thing))) is not None:
+            return known
+        number = next(_numbers)
+        with suppress(TypeError):
+            finalize(thing, _known_by_id.pop, id(thing)).atexit = False
+            _known_by_id[id(thing)] = number
+        return number
+
+
+def last_key(things: dict[Any, Any]) -> Any:
+    """Return the last key of a dict; None if it is empty, or if other threads add to it all the time."""
+    for _ in range(_TRIES):
+        with suppress(RuntimeError):  # another thread added meanwhile
+            return next(reversed(things), None)
+    return None
 
 
 def name_filter(chosen: Any) -> Hashable:

@@ -32,7 +32,7 @@ def require_complete(message: AIMessage) -> AIMessage:
     if finish_reason is None:  # a stream whose reader left: nobody waits for the rest
         return message
     texts = _json_texts(message)
-    if finish_reason == FinishReason.LENGTH.value:
+    if finish_reason == FinishReason.LENGTH.value and not _is_whole(message):
         usage = message.usage_metadata
         tokens = usage["output_tokens"] if usage else "so many"
         advice = (
@@ -65,6 +65,25 @@ async def _apass_on(messages: AsyncIterator[Any]) -> AsyncIterator[Any]:
         yield message
     if whole is not None:
         require_complete(whole)
+
+
+def _is_whole(message: AIMessage) -> bool:
+    """Return whether the message has all of its calls, or of its JSON text if it calls no tool."""
+    if isinstance(message, AIMessageChunk) and message.tool_call_chunks:
+        # The calls of a chunk are completed as a JSON text is.
+        return all(_is_json(call["args"] or "") for call in message.tool_call_chunks)
+    if message.invalid_tool_calls:
+        return False
+    return bool(message.tool_calls) or _is_json(str(message.text))
+
+
+def _is_json(text: str) -> bool:
+    """Return whether this is a whole JSON text. A number alone is none: more digits may be missing."""
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return not text.rstrip()[-1].isdigit()
 
 
 def _json_texts(message: AIMessage) -> list[str]:

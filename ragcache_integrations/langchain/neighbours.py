@@ -22,6 +22,7 @@ from ragcache_integrations.langchain.store import SearchableByVector, find_neare
 from ragcache_integrations.neighbour_choice import (
     LOOKED_AT,
     choose_neighbours,
+    last_key,
     name_filter,
     number_of,
 )
@@ -97,7 +98,7 @@ def corpus_of_other(
         given = {**retriever.search_kwargs, **options}
         restrictions = {name: one for name, one in given.items() if name not in RANKING}
         held = getattr(store, "store", None)
-        version = (len(held), next(reversed(held), None)) if isinstance(held, dict) else None
+        version = (len(held), last_key(held)) if isinstance(held, dict) else None
         seen = tuple((name, name_filter(one)) for name, one in sorted(restrictions.items()))
         search = partial(_search_store, store, restrictions)
     elif isinstance(retriever, BaseRetriever) and _ranks_texts(retriever):

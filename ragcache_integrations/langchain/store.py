@@ -17,6 +17,7 @@ from langchain_core.embeddings import Embeddings
 from langchain_core.vectorstores import VectorStore
 
 from ragcache_engine import EmptyIndex, IndexOutOfStep, UnknownDocument, UnsupportedStore
+from ragcache_integrations.faiss_threads import with_faiss_threads_of_caller
 from ragcache_integrations.index_guard import guard_index
 from ragcache_integrations.orphans import WithoutOrphans, search_until_settled
 from ragcache_integrations.search_checks import (
@@ -135,9 +136,8 @@ async def asearch(
         vector = await apart(partial(_embed, store, query))
     else:
         vector = await model.aembed_query(query)
-    found: list[Document] = await apart(
-        partial(find_nearest, store, vector, search_type, options, on_stage)
-    )
+    find = partial(find_nearest, store, vector, search_type, options, on_stage)
+    found: list[Document] = await apart(with_faiss_threads_of_caller(find))
     return found
 
 

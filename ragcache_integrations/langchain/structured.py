@@ -42,7 +42,7 @@ Method: TypeAlias = Literal["json_schema", "function_calling", "json_mode"]
 Schema: TypeAlias = dict[str, Any] | type
 
 _SCHEMA_WORDS = {"type", "properties", "$ref", "anyOf", "oneOf", "allOf", "enum", "const"}
-"""Keys of a JSON schema. The description of a function in OpenAI's form has none of them at its top."""
+"""Keys of a JSON schema. The description of a function has none of them at its top."""
 
 
 def bind_structured_output(
@@ -91,6 +91,11 @@ def _pass_calls(parser: BaseOutputParser[Any]) -> Runnable[AIMessage, Any]:
 
 def guide_for_schema(schema: Schema) -> Guide:
     """Return the guide that holds an answer to the schema. Raises ValueError without a schema."""
+    match schema:
+        case {"name": str(), "schema": dict(named)} | {"json_schema": {"schema": dict(named)}}:
+            return Guide.json(named)
+        case {"function": _}:
+            return Guide.json(convert_to_json_schema(schema))
     if isinstance(schema, dict) and schema.keys() & _SCHEMA_WORDS:
         return Guide.json(schema)
     if isinstance(schema, type) and issubclass(schema, BaseModelV1):

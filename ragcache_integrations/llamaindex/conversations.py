@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from llama_index.core.base.llms.generic_utils import messages_to_prompt
@@ -53,7 +53,7 @@ def as_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
 
 
 def _as_message(message: ChatMessage) -> dict[str, Any]:
-    calls = [_as_call(block) for block in message.blocks if isinstance(block, ToolCallBlock)]
+    calls = [_as_call(block) for block in _calls_of(message)]
     converted: dict[str, Any] = {
         "role": _TEMPLATE_ROLES.get(message.role, message.role.value),
         "content": _content(message, bool(calls)),
@@ -88,6 +88,28 @@ def _parts(block: Any) -> list[dict[str, str]]:
     if isinstance(block, DocumentBlock) and block.data and block.document_mimetype == "text/plain":
         return [{"type": "text", "text": block.resolve_document().read().decode()}]
     return [{"type": block.block_type}]
+
+
+def _calls_of(message: ChatMessage) -> list[ToolCallBlock]:
+    """Return the calls of a message: its blocks, or without any, what additional_kwargs hold.
+
+    LlamaIndex kept calls there before it had blocks for them.
+    """
+    blocks = [block for block in message.blocks if isinstance(block, ToolCallBlock)]
+    return blocks or [
+        ToolCallBlock(
+            tool_call_id=_value(call, "id"),
+            tool_name=_value(function, "name"),
+            tool_kwargs=_value(function, "arguments"),
+        )
+        for call in message.additional_kwargs.get("tool_calls") or ()
+        if (function := _value(call, "function")) is not None
+    ]
+
+
+def _value(part: Any, name: str) -> Any:
+    """Return a value of a call in OpenAI's form, which is a dict or an object; None if it has none."""
+    return part.get(name) if isinstance(part, Mapping) else getattr(part, name, None)
 
 
 def _as_call(block: ToolCallBlock) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from ragcache_integrations.llamaindex.store import faiss_index, find_nearest
 from ragcache_integrations.neighbour_choice import (
     LOOKED_AT,
     choose_neighbours,
+    last_key,
     name_filter,
     number_of,
 )
@@ -43,8 +44,8 @@ def _version_of(index: VectorStoreIndex) -> Hashable:
     Nodes are deleted, and added at the end: their number changes, or else the last of them.
     """
     vectors, names = faiss_index(index), index.index_struct.nodes_dict
-    last = next(reversed(names.items()), None)
-    return number_of(vectors), vectors.ntotal, last
+    last = last_key(names)
+    return number_of(vectors), vectors.ntotal, last, names.get(last)
 
 
 def _find_neighbours(
@@ -67,7 +68,8 @@ def corpus_of_other(retriever: Any, as_document: AsDocument) -> Corpus | None:
     """
     if isinstance(retriever, VectorIndexRetriever):
         nodes = retriever._index.index_struct.nodes_dict
-        version: Hashable = len(nodes), next(reversed(nodes.items()), None)
+        last = last_key(nodes)
+        version: Hashable = len(nodes), last, nodes.get(last)
         store, embed_model = retriever._index, retriever._embed_model
         seen = tuple(
             map(name_filter, (retriever._filters, retriever._node_ids, retriever._doc_ids))

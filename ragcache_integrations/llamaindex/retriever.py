@@ -26,6 +26,7 @@ from ragcache_integrations.engine_reporting import (
     stream_and_tell_engine,
     tell_engine,
 )
+from ragcache_integrations.faiss_threads import with_faiss_threads_of_caller
 from ragcache_integrations.index_guard import guard_index
 from ragcache_integrations.index_server import as_server
 from ragcache_integrations.llamaindex.bare_index import BareNodes, build_index, objects_by_id
@@ -305,7 +306,8 @@ class RAGCacheRetriever(EngineRetriever, VectorIndexRetriever):
             corpus = self._corpus()
             on_stage = listener_if_speculating(self._engine, retrieval, document_of, corpus)
             run = self._engine.threads.search
-            nodes = await run(partial(self._search, query_bundle, on_stage))
+            search = partial(self._search, query_bundle, on_stage)
+            nodes = await run(with_faiss_threads_of_caller(search))
             tell = partial(tell_engine, retrieval, nodes, document_of, corpus)
             # Looking up neighbours embeds the nodes, which may take long.
             return tell() if corpus is None else await run(tell)

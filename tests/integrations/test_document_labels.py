@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from ragcache_engine import EngineConfig, RAGCacheEngine
 from ragcache_integrations.document_labels import label_of
 
 TEXT = "The moon pulls the oceans, and the tides follow it. " * 9
+
+
+class Several:
+    """Like an array of NumPy, it compares each of its values, which is neither true nor false."""
+
+    def __eq__(self, other):
+        return self
+
+    def __bool__(self):
+        raise ValueError("the truth value of several values is ambiguous")
+
+    __hash__ = None
+
+
 MADE = "0301c6c6-47fe-42fd-b0c2-bf63029fb601"
 
 
@@ -26,6 +42,9 @@ MADE = "0301c6c6-47fe-42fd-b0c2-bf63029fb601"
         (MADE, {"page": 3}, None),
         (MADE, {}, None),
         ("tides", {"source": "tides.pdf"}, None),
+        (MADE, {"source": Path("tides.pdf")}, "tides.pdf"),
+        (MADE, {"source": "tides.pdf", "page": Several()}, "tides.pdf"),
+        (MADE, {"source": ["tides.pdf", "moon.pdf"]}, None),
     ],
 )
 def test_source_and_place_stand_for_an_id_that_says_nothing(name, metadata, label):

@@ -8,7 +8,7 @@ import pytest
 from made_embeddings import langchain_embeddings, llamaindex_embedding
 
 from ragcache_engine import Document, EngineConfig, MemoryBackend, RAGCacheEngine
-from ragcache_integrations.neighbour_choice import choose_neighbours
+from ragcache_integrations.neighbour_choice import choose_neighbours, last_key, number_of
 
 QUESTION = "Why does the sky look blue?"
 
@@ -17,6 +17,65 @@ def test_neighbours_are_other_documents_with_another_text():
     asked, copy, other = Document("a", "text"), Document("a2", "text"), Document("b", "more")
     assert choose_neighbours(asked, [asked, copy, other]) == [other]
     assert choose_neighbours(asked, [asked, copy]) == []
+
+
+class Unhashable:
+    """As retrievers are that pydantic makes."""
+
+    __hash__ = None
+
+
+class Slotted:
+    """No weak reference to it can be made."""
+
+    __slots__ = ()
+    __hash__ = None
+
+
+@pytest.mark.parametrize("kind", [object, Unhashable, Slotted])
+def test_no_two_objects_ever_have_one_number(kind):
+    numbers = {number_of(kind()) for _ in range(50)}  # each may lie where the one before it lay
+    assert len(numbers) == 50
+
+
+@pytest.mark.parametrize("kind", [type("Plain", (), {}), Unhashable])
+def test_an_object_keeps_its_number(kind):
+    thing = kind()
+    assert number_of(thing) == number_of(thing)
+
+
+class Growing(dict):
+    """Gets a key more, as of another thread, so many times that its last key is looked up."""
+
+    times = 1
+
+    def __reversed__(self):
+        keys = super().__reversed__()
+        if self.times:
+            self.times -= 1
+            self[f"new {self.times}"] = None
+        return keys
+
+
+def test_the_last_key_is_looked_up_while_others_add():
+    growing = Growing(a=1)
+    assert last_key(growing) == "new 0"
+    growing.times = 1_000
+    assert last_key(growing) is None
+    assert last_key({}) is None
+
+
+def test_a_store_may_grow_while_a_retriever_looks_whether_it_did(corpus, bag_of_words):
+    pytest.importorskip("langchain_core")
+    from langchain_core.vectorstores import InMemoryVectorStore
+
+    from ragcache_integrations.langchain.neighbours import corpus_of_other
+
+    store = InMemoryVectorStore.from_texts(
+        list(corpus.values()), langchain_embeddings(bag_of_words)
+    )
+    store.store = Growing(store.store)
+    assert corpus_of_other(store.as_retriever(), None).version
 
 
 class Listening(MemoryBackend):

@@ -85,6 +85,9 @@ class ChainCopier:
         )
         # The originals are kept too, so that no other object gets their ids meanwhile.
         self._retrievers: dict[int, tuple[object, EngineRetriever]] = {}
+        self._memories: dict[int, tuple[object, Any]] = {}
+        # The memo of deepcopy: what it has copied already, and what it is not to copy.
+        self._memo: dict[int, Any] = {id(kept): kept for kept in self._rules.keep}
         self._looked_at: set[int] = set()
 
     def copy(
@@ -186,7 +189,30 @@ class ChainCopier:
         )
         if not changes:
             return part
-        return self._task.copy_or_leave(place, part, lambda: _updated(part, changes), notes_before)
+
+        def make() -> BaseModel:
+            return _updated(part, changes | self._own_memory(part, changes))
+
+        return self._task.copy_or_leave(place, part, make, notes_before)
+
+    def _own_memory(self, part: BaseModel, changes: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the memory of a chain's copy, or else both chains write into one history.
+
+        Copies of chains with one memory, or with memories of one history, have that in common too.
+        """
+        memory = vars(part).get("memory")
+        if not hasattr(memory, "save_context") or self._rules.is_kept(memory):
+            return {}
+        if id(memory) not in self._memories:
+            before = dict(self._memo)
+            try:
+                own = deepcopy(changes.get("memory", memory), self._memo)
+            except Exception:
+                self._memo.clear()  # of what was half copied
+                self._memo.update(before)
+                raise
+            self._memories[id(memory)] = memory, own
+        return {"memory": self._memories[id(memory)][1]}
 
     def _copy_container(self, parts: Any, place: str, options: Any, is_in_retriever: bool) -> Any:
         if isinstance(parts, Mapping):
@@ -268,9 +294,6 @@ def _updated(part: BaseModel, changes: dict[str, Any]) -> BaseModel:
     for name in [name for name in vars(twin) if name not in type(twin).model_fields]:
         if isinstance(getattr(type(twin), name, None), cached_property):
             del twin.__dict__[name]  # computed from the original's fields
-    memory = vars(twin).get("memory")
-    if hasattr(memory, "save_context"):
-        twin.__dict__["memory"] = deepcopy(memory)  # or else both chains write into one history
     return twin
 
 

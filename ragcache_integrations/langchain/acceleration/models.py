@@ -40,6 +40,9 @@ def make_our_model(model: BaseLanguageModel[Any], rules: Rules) -> OurModel:
     if isinstance(model, BaseChatModel):
         _check_chat_template(rules.engine)
         kept = _values_of(model, (*_OF_LANGCHAIN, *_OF_CHAT_MODELS))
+        # Not False: if that is set, some versions of LangChain stream to no callback that asks for it.
+        if getattr(model, "streaming", None) is True:
+            kept["streaming"] = True
         return _make(ChatRAGCache, rules.engine, options | kept)
     if isinstance(model, BaseLLM):
         options.pop("template_args", None)  # an LLM gets its prompts written

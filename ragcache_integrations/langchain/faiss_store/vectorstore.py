@@ -17,6 +17,7 @@ from langchain_core.runnables.config import run_in_executor
 from langchain_core.vectorstores import VectorStore
 
 from ragcache_engine import BadRequest, EmptyIndex
+from ragcache_integrations.faiss_threads import with_faiss_threads_of_caller
 from ragcache_integrations.langchain.faiss_store import community, persistence
 from ragcache_integrations.langchain.faiss_store.additions import (
     Additions,
@@ -314,7 +315,9 @@ class FaissVectorStore(VectorStore):
         """`similarity_search_with_score` off the event loop."""
         request = SearchRequest.from_arguments(self._collection, k, kwargs)
         vector = await self._embedding.aembed_query(query)
-        return await run_in_executor(None, request.find_scored, vector)
+        return await run_in_executor(
+            None, with_faiss_threads_of_caller(request.find_scored), vector
+        )
 
     def max_marginal_relevance_search(
         self,
@@ -347,9 +350,11 @@ class FaissVectorStore(VectorStore):
         """`max_marginal_relevance_search` off the event loop."""
         request = SearchRequest.from_arguments(self._collection, k, kwargs, fetch_k, lambda_mult)
         vector = await self._embedding.aembed_query(query)
-        return await run_in_executor(None, request.find_diverse, vector)
+        return await run_in_executor(
+            None, with_faiss_threads_of_caller(request.find_diverse), vector
+        )
 
-    # Searching by vector. LangChain's async versions run these methods off the event loop.
+    # Searching by vector
 
     def similarity_search_by_vector(
         self,
@@ -366,6 +371,13 @@ class FaissVectorStore(VectorStore):
         if on_stage is not None:
             kwargs["on_stage"] = translate_stages(without_scores, on_stage)
         return without_scores(self.similarity_search_with_score_by_vector(embedding, k, **kwargs))
+
+    async def asimilarity_search_by_vector(
+        self, embedding: Sequence[float], k: int = DEFAULT_K, **kwargs: Any
+    ) -> list[Document]:
+        """`similarity_search_by_vector` off the event loop."""
+        search = with_faiss_threads_of_caller(self.similarity_search_by_vector)
+        return await run_in_executor(None, search, embedding, k, **kwargs)
 
     def similarity_search_with_score_by_vector(
         self,
@@ -407,9 +419,8 @@ class FaissVectorStore(VectorStore):
         self, embedding: Sequence[float], k: int = DEFAULT_K, **kwargs: Any
     ) -> list[tuple[Document, float]]:
         """`similarity_search_with_score_by_vector` off the event loop."""
-        return await run_in_executor(
-            None, self.similarity_search_with_score_by_vector, embedding, k, **kwargs
-        )
+        search = with_faiss_threads_of_caller(self.similarity_search_with_score_by_vector)
+        return await run_in_executor(None, search, embedding, k, **kwargs)
 
     def max_marginal_relevance_search_by_vector(
         self,
@@ -427,6 +438,18 @@ class FaissVectorStore(VectorStore):
         """
         request = SearchRequest.from_arguments(self._collection, k, kwargs, fetch_k, lambda_mult)
         return request.find_diverse(embedding, on_stage)
+
+    async def amax_marginal_relevance_search_by_vector(
+        self,
+        embedding: Sequence[float],
+        k: int = DEFAULT_K,
+        fetch_k: int = DEFAULT_FETCH_K,
+        lambda_mult: float = 0.5,
+        **kwargs: Any,
+    ) -> list[Document]:
+        """`max_marginal_relevance_search_by_vector` off the event loop."""
+        search = with_faiss_threads_of_caller(self.max_marginal_relevance_search_by_vector)
+        return await run_in_executor(None, search, embedding, k, fetch_k, lambda_mult, **kwargs)
 
     def search_by_vector(
         self,
@@ -473,7 +496,8 @@ class FaissVectorStore(VectorStore):
         self, embedding: Sequence[float], search_type: str = "similarity", **kwargs: Any
     ) -> list[Document]:
         """`search_by_vector` off the event loop."""
-        return await run_in_executor(None, self.search_by_vector, embedding, search_type, **kwargs)
+        search = with_faiss_threads_of_caller(self.search_by_vector)
+        return await run_in_executor(None, search, embedding, search_type, **kwargs)
 
     def check_searchable(self) -> None:
         """Raise EmptyIndex if the store is empty, for retrievers that should say so."""

@@ -36,6 +36,7 @@ from ragcache_integrations.acceleration import (
 from ragcache_integrations.acceleration.task import KEPT
 from ragcache_integrations.llamaindex.acceleration.llms import make_our_llm, name_of
 from ragcache_integrations.llamaindex.acceleration.memories import own_memory
+from ragcache_integrations.llamaindex.engine_retriever import EngineRetriever
 from ragcache_integrations.llamaindex.llm import RAGCacheLLM
 from ragcache_integrations.llamaindex.reporting_retriever import ReportingRetriever
 from ragcache_integrations.llamaindex.retriever import RAGCacheRetriever
@@ -52,7 +53,7 @@ COMPONENTS = (
 )
 """The classes of LlamaIndex whose objects are made of parts that are swapped."""
 
-_OURS = (RAGCacheRetriever, ReportingRetriever, RAGCacheLLM)
+_OURS = (EngineRetriever, RAGCacheLLM)
 
 
 class ComponentCopier:
@@ -260,7 +261,7 @@ def _holds_ours(part: Any, seen: set[int]) -> bool:
     if id(part) in seen:
         return False
     seen.add(id(part))
-    if isinstance(part, (RAGCacheRetriever, ReportingRetriever)):
+    if isinstance(part, EngineRetriever):
         return True
     if isinstance(part, COMPONENTS):
         return any(_holds_ours(value, seen) for value in _attributes_of(part).values())

@@ -71,7 +71,8 @@ def name_of(llm: LLM) -> str | None:
 
 def _options_of(llm: LLM, rules: Rules) -> dict[str, Any]:
     options = settle_temperature(carry_options(llm) | rename_options(rules.options), llm)
-    options.pop("template_args", None)
+    if template_args := options.pop("template_args", None):
+        raise CannotCarry(f"our LLM cannot honour its chat_template_kwargs={template_args!r}")
     if options.get("max_new_tokens", 0) is None:
         # No limit would leave LlamaIndex, which packs prompts by it, no room for a prompt.
         del options["max_new_tokens"]

@@ -1,8 +1,10 @@
 """Many threads use one store: each search sees the documents before a change or after it."""
 
+import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
+import faiss
 import numpy as np
 import pytest
 from langchain_core.embeddings import Embeddings
@@ -142,3 +144,37 @@ def test_a_writer_waits_for_readers_and_new_readers_wait_for_it():
     for thread in threads:
         thread.join(5)
     assert order == ["first reader", "writer", "second reader"]
+
+
+# Each: (store, options) -> one of its searches that coroutines await.
+AWAITED = {
+    "asimilarity_search": lambda store, **options: store.asimilarity_search("a", **options),
+    "amax_marginal_relevance_search": lambda store, **options: store.amax_marginal_relevance_search(
+        "a", **options
+    ),
+    "asimilarity_search_by_vector": lambda store, **options: store.asimilarity_search_by_vector(
+        Random().embed_query("a"), **options
+    ),
+    "asimilarity_search_with_score_by_vector": lambda store, **options: (
+        store.asimilarity_search_with_score_by_vector(Random().embed_query("a"), **options)
+    ),
+    "amax_marginal_relevance_search_by_vector": lambda store, **options: (
+        store.amax_marginal_relevance_search_by_vector(Random().embed_query("a"), **options)
+    ),
+    "asearch_by_vector": lambda store, **options: store.asearch_by_vector(
+        Random().embed_query("a"), **options
+    ),
+}
+
+
+@pytest.mark.parametrize("search", AWAITED.values(), ids=AWAITED)
+def test_an_awaited_search_has_as_many_faiss_threads_as_its_caller(search):
+    store, seen = FaissVectorStore.from_texts(["a", "b"], Random()), set()
+
+    def see(metadata):
+        seen.add(faiss.omp_get_max_threads())
+        return True
+
+    faiss.omp_set_num_threads(3)
+    assert asyncio.run(search(store, k=1, filter=see))
+    assert seen == {3}

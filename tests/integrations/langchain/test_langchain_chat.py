@@ -5,7 +5,13 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.load import dumpd, dumps, load
-from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
+from langchain_core.messages import (
+    AIMessage,
+    AIMessageChunk,
+    HumanMessage,
+    SystemMessage,
+    ToolMessage,
+)
 from langchain_core.messages.ai import add_usage
 from langchain_core.outputs import ChatGenerationChunk
 from langchain_core.runnables import ConfigurableField
@@ -29,6 +35,7 @@ from ragcache_engine import (
 )
 from ragcache_engine.backends.memory import MemoryBackend, Stall
 from ragcache_integrations.langchain import ChatRAGCache, RAGCacheLLM
+from ragcache_integrations.langchain.complete_answers import require_complete
 
 MESSAGES = [SystemMessage("Be brief."), HumanMessage("Why is the sky blue?")]
 ANSWER = "You asked: Why is the sky blue?"
@@ -341,6 +348,29 @@ def test_the_answer_is_held_to_the_schema(engine, chat, recorded):
     assert chat.with_structured_output(method="json_mode").invoke("Which colour?") == {}
 
 
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"name": "Color", "schema": COLOR_SCHEMA, "strict": True},
+        {"type": "json_schema", "json_schema": {"name": "Color", "schema": COLOR_SCHEMA}},
+        {
+            "type": "function",
+            "function": {
+                "name": "Color",
+                "description": "A colour.",
+                "parameters": {
+                    name: COLOR_SCHEMA[name] for name in ("type", "properties", "required")
+                },
+            },
+        },
+    ],
+    ids=["a schema with a name", "a response format", "a tool"],
+)
+def test_the_answer_is_held_to_a_schema_in_openais_forms(chat, recorded, form):
+    chat.with_structured_output(form).invoke("Which colour?")
+    assert recorded[0][1].guide == Guide.json(COLOR_SCHEMA)
+
+
 def test_structured_output_streams_what_is_known_so_far(chat_saying):
     values = list(chat_saying(BLUE).with_structured_output(COLOR_SCHEMA).stream("Which colour?"))
     assert len(values) > 1
@@ -419,6 +449,41 @@ def test_a_cut_answer_without_a_class_is_not_completed_either(chat_saying):
     assert "name" in next(value for value in stream if value)
     with pytest.raises(AnswerCutShort):
         list(stream)
+
+
+def call_of(arguments, kind=AIMessage):
+    """A message that calls a tool, as the model wrote the arguments."""
+    if kind is AIMessageChunk:
+        return AIMessageChunk(
+            "", tool_call_chunks=[{"name": "Color", "args": arguments, "id": "1", "index": 0}]
+        )
+    call = {"name": "Color", "id": "1"}
+    try:
+        return AIMessage("", tool_calls=[{**call, "args": json.loads(arguments)}])
+    except ValueError:
+        return AIMessage("", invalid_tool_calls=[{**call, "args": arguments, "error": None}])
+
+
+HALF = BLUE[:-3]
+IN_FORMS = {
+    "a text": AIMessage,
+    "a call": call_of,
+    "a streamed call": lambda arguments: call_of(arguments, AIMessageChunk),
+}
+
+
+@pytest.mark.parametrize("form", IN_FORMS)
+def test_an_answer_that_is_complete_at_its_last_token_is_no_cut_one(form):
+    whole, half = IN_FORMS[form](BLUE), IN_FORMS[form](HALF)
+    whole.response_metadata = half.response_metadata = {"finish_reason": "length"}
+    assert require_complete(whole) is whole
+    with pytest.raises(AnswerCutShort):
+        require_complete(half)
+
+
+def test_a_number_at_the_last_token_may_be_cut():
+    with pytest.raises(AnswerCutShort):
+        require_complete(AIMessage("12", response_metadata={"finish_reason": "length"}))
 
 
 def test_leaving_a_structured_stream_early_cancels_the_request_and_is_no_error(make_engine):

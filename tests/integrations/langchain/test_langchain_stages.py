@@ -410,6 +410,20 @@ def test_stages_can_be_streamed(every_stage, engine_on, store, speculation):
     assert len(next(retriever.stream_stages("3", k=2)).documents) == 2
 
 
+@pytest.mark.parametrize("store", [lambda: community_store("flat"), lambda: own_store(FlatIndex())])
+def test_an_awaited_search_has_as_many_faiss_threads_as_its_caller(heard, store):
+    seen = set()
+
+    def see(metadata):
+        seen.add(faiss.omp_get_max_threads())
+        return True
+
+    retriever = RAGCacheRetriever.from_vectorstore(store(), engine=heard, k=3, filter=see)
+    faiss.omp_set_num_threads(3)
+    assert asyncio.run(retriever.ainvoke("3"))
+    assert seen == {3}
+
+
 @pytest.fixture
 def slow_stages(monkeypatch):
     """Each stage waits until the event is set after it was seen, and then a little longer."""

@@ -1,6 +1,7 @@
 """LlamaIndex's messages in the form that a chat template takes."""
 
 from time import monotonic, sleep
+from types import SimpleNamespace
 
 import pytest
 from llama_index.core.base.llms.types import (
@@ -65,6 +66,33 @@ def test_a_tool_call_goes_along_as_openai_writes_it():
             ],
         }
     ]
+
+
+CALL = {"id": "1", "type": "function", "function": {"name": "look", "arguments": '{"at": "sky"}'}}
+
+
+@pytest.mark.parametrize(
+    "call",
+    [CALL, SimpleNamespace(**{**CALL, "function": SimpleNamespace(**CALL["function"])})],
+    ids=["a dict", "an object of a client"],
+)
+def test_a_tool_call_without_a_block_goes_along_too(call):
+    message = ChatMessage(role="assistant", additional_kwargs={"tool_calls": [call]})
+    (written,) = as_messages([message])
+    assert written["content"] is None
+    assert written["tool_calls"] == [
+        {
+            "id": "1",
+            "type": "function",
+            "function": {"name": "look", "arguments": {"at": "sky"}},
+        }
+    ]
+
+
+def test_a_tool_call_is_written_once():
+    call = ToolCallBlock(tool_call_id="1", tool_name="look", tool_kwargs={"at": "sky"})
+    message = ChatMessage(role="assistant", blocks=[call], additional_kwargs={"tool_calls": [CALL]})
+    assert len(as_messages([message])[0]["tool_calls"]) == 1
 
 
 def test_what_an_answer_cost_stays_out():

@@ -236,6 +236,21 @@ def test_provisional_searches_leave_no_trace(indexes, heard):
     assert ours == stock + 1  # our method, then LlamaIndex's; no span for a stage
 
 
+def test_an_awaited_search_has_as_many_faiss_threads_as_its_caller(indexes, heard, monkeypatch):
+    engine, _ = heard
+    seen, query = set(), FaissVectorStore.query
+
+    def see(*args, **kwargs):
+        seen.add(faiss.omp_get_max_threads())
+        return query(*args, **kwargs)
+
+    monkeypatch.setattr(FaissVectorStore, "query", see)
+    retriever = RAGCacheRetriever.from_index(indexes["flat"], engine=engine)
+    faiss.omp_set_num_threads(3)
+    assert asyncio.run(retriever.aretrieve("7"))
+    assert seen == {3}
+
+
 def test_stages_can_be_streamed_and_closed(indexes, heard):
     engine, _ = heard
     ours = RAGCacheRetriever.from_index(indexes["ivf"], engine=engine, similarity_top_k=3)

@@ -7,7 +7,7 @@ from typing import Any, TypedDict
 
 import pytest
 from langchain_classic.chains import RetrievalQA, create_history_aware_retriever
-from langchain_classic.memory import ConversationBufferMemory
+from langchain_classic.memory import ConversationBufferMemory, ConversationSummaryMemory
 from langchain_classic.retrievers import (
     ContextualCompressionRetriever,
     EnsembleRetriever,
@@ -289,6 +289,42 @@ def test_a_chain_of_langchain_classic_gets_a_memory_of_its_own(store, llm, swap)
     assert swapped.invoke({"query": QUESTION})["result"].startswith(OURS)
     assert memory.buffer == ""
     assert QUESTION in swapped.memory.buffer
+
+
+@pytest.mark.parametrize("kind", ["buffer", "summary"])
+def test_chains_that_share_a_memory_share_its_copy(kind, store, llm, swap):
+    keys = {"input_key": "query", "output_key": "result"}
+    if kind == "buffer":
+        memory = ConversationBufferMemory(**keys)
+    else:
+        memory = ConversationSummaryMemory(llm=llm, **keys)
+    one, other = (
+        RetrievalQA.from_chain_type(llm, retriever=store.as_retriever(), memory=memory)
+        for _ in range(2)
+    )
+    swapped, _ = swap(RunnableParallel(one=one, other=other))
+    ours = swapped.steps__
+    assert ours["one"].memory is ours["other"].memory is not memory
+
+
+def test_memories_that_share_a_history_share_its_copy(store, llm, swap):
+    history = InMemoryChatMessageHistory()
+    memories = [ConversationBufferMemory(chat_memory=history, input_key="query") for _ in range(2)]
+    one, other = (
+        RetrievalQA.from_chain_type(llm, retriever=store.as_retriever(), memory=memory)
+        for memory in memories
+    )
+    ours = swap(RunnableParallel(one=one, other=other))[0].steps__
+    copied = ours["one"].memory.chat_memory
+    assert copied is ours["other"].memory.chat_memory is not history
+
+
+def test_a_memory_may_be_kept(store, llm, swap):
+    memory = ConversationBufferMemory(input_key="query", output_key="result")
+    stock = RetrievalQA.from_chain_type(llm, retriever=store.as_retriever(), memory=memory)
+    swapped, report = swap(stock, keep=[memory])
+    assert swapped.memory is memory
+    assert report.is_complete
 
 
 def test_what_a_function_uses_is_left_and_named(chat, store, swap):

@@ -64,6 +64,15 @@ def test_options_with_the_same_meaning_are_carried(stock_chat, swap):
     )
 
 
+def test_a_chat_model_that_streams_still_does(stock_chat, swap):
+    class StreamingChat(stock_chat):
+        streaming: bool = False
+
+    assert swap(StreamingChat(streaming=True))[0].streaming
+    ours, _ = swap(StreamingChat())
+    assert not ours.streaming
+
+
 def test_a_model_that_could_limit_its_answers_and_does_not_gets_all_the_room(
     stock_chat, chat, swap, engine
 ):

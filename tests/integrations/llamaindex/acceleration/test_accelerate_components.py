@@ -17,7 +17,12 @@ from llama_index.core.chat_engine import (
 from llama_index.core.evaluation import RelevancyEvaluator
 from llama_index.core.indices.query.query_transform import HyDEQueryTransform
 from llama_index.core.llms import MockLLM
-from llama_index.core.memory import ChatMemoryBuffer, Memory
+from llama_index.core.memory import (
+    BaseMemoryBlock,
+    ChatMemoryBuffer,
+    Memory,
+    SimpleComposableMemory,
+)
 from llama_index.core.postprocessor import LLMRerank, SimilarityPostprocessor
 from llama_index.core.program import LLMTextCompletionProgram
 from llama_index.core.query_engine import (
@@ -35,7 +40,7 @@ from llama_index.core.response_synthesizers import ResponseMode, get_response_sy
 from llama_index.core.retrievers import AutoMergingRetriever, QueryFusionRetriever
 from llama_index.core.selectors import LLMSingleSelector
 from llama_index.core.tools import FunctionTool, QueryEngineTool
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from ragcache_engine import EngineConfig, InvalidArgument
 from ragcache_engine.backends.memory import MemoryBackend
@@ -45,6 +50,7 @@ from ragcache_integrations.llamaindex.acceleration.component_copy import (
     ComponentCopier,
 )
 from ragcache_integrations.llamaindex.acceleration.llms import make_our_llm
+from ragcache_integrations.llamaindex.acceleration.memories import own_memory
 
 QUESTION = "Why is the sky blue?"
 STOCK = "text text"
@@ -227,6 +233,17 @@ def test_a_retriever_that_holds_one_of_ours_is_left(index, plain_index, engine, 
     assert isinstance(swapped, QueryFusionRetriever)
 
 
+def test_the_retriever_of_an_index_server_is_ours_already(
+    plain_index, embeddings, engine, llm, swap
+):
+    ours = RAGCacheRetriever.from_server("http://host:8100", engine=engine, embed_model=embeddings)
+    swapped, report = swap(RetrieverQueryEngine.from_args(ours, llm=llm))
+    assert swapped.retriever is ours
+    assert lines(report) == (["MockLLM"], [])
+    mixed = QueryFusionRetriever([ours, plain_index.as_retriever()], llm=llm)
+    assert "tells the engine already" in swap(mixed)[1].left[0].reason
+
+
 def test_parts_that_are_shared_stay_shared(plain_index, llm, swap):
     queries = plain_index.as_query_engine(llm=llm)
     stock = RouterQueryEngine(
@@ -251,6 +268,7 @@ MEMORIES = {
     "the default": lambda: None,
     "a buffer": ChatMemoryBuffer.from_defaults,
     "a memory": Memory.from_defaults,
+    "a memory of memories": SimpleComposableMemory.from_defaults,
 }
 
 
@@ -270,6 +288,36 @@ def test_a_chat_engine_goes_on_from_its_history_with_a_memory_of_its_own(
     assert len(stock.chat_history) == 2
     stock.chat("Fourth?")
     assert len(swapped.chat_history) == 6
+
+
+def test_every_source_of_a_memory_of_memories_is_its_own():
+    stock = SimpleComposableMemory.from_defaults(
+        secondary_memory_sources=[ChatMemoryBuffer.from_defaults()]
+    )
+    ours = own_memory(stock)
+    ours.put(ChatMessage("Why?"))
+    assert [each.content for each in ours.secondary_memory_sources[0].get_all()] == ["Why?"]
+    assert stock.secondary_memory_sources[0].get_all() == stock.get_all() == []
+
+
+class Kept(BaseMemoryBlock[str]):
+    """Keeps what was said."""
+
+    said: list[str] = Field(default_factory=list)
+
+    async def _aget(self, messages=None, **kwargs):
+        return " ".join(self.said)
+
+    async def _aput(self, messages):
+        self.said += [each.content for each in messages]
+
+
+def test_the_blocks_of_a_memory_are_its_own():
+    stock = Memory.from_defaults(memory_blocks=[Kept(name="kept", said=["First."])])
+    ours = own_memory(stock)
+    asyncio.run(ours.memory_blocks[0].aput([ChatMessage("Second.")]))
+    assert ours.memory_blocks[0].said == ["First.", "Second."]
+    assert stock.memory_blocks[0].said == ["First."]
 
 
 def test_a_chat_engine_answers_coroutines(plain_index, llm, swap):
@@ -414,6 +462,10 @@ def test_a_program_asks_our_llm(llm, swap):
         ({"logit_bias": {"1": 2.0}}, "logit_bias"),
         ({"additional_kwargs": {"n": 3}}, "got n=3"),
         ({"temperature": -1}, "temperature"),
+        (
+            {"additional_kwargs": {"chat_template_kwargs": {"enable_thinking": False}}},
+            "chat_template_kwargs",
+        ),
     ],
 )
 def test_an_llm_with_an_option_that_the_engine_lacks_is_left(fields, reason, swap):
