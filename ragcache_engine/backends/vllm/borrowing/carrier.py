@@ -109,7 +109,7 @@ class BorrowCarrier:
         size, device, layout = self._block_tokens, self._device, self._layout
         blocks = [block for _, copy in copies for block in copy.donor_blocks]
         begins = accumulate((len(copy.donor_blocks) for _, copy in copies), initial=0)
-        rows = torch.cat(
+        places = torch.cat(
             [
                 torch.arange(copy.source, copy.source + copy.tokens) + begin * self._packing.tokens
                 for (_, copy), begin in zip(copies, begins, strict=False)
@@ -123,17 +123,17 @@ class BorrowCarrier:
         )
         new = torch.cat([torch.arange(c.target, c.target + c.tokens) for _, c in copies])
         targets = torch.cat([find_slots(job.blocks, c.target, c.tokens, size) for job, c in copies])
-        targets, rows = async_tensor_h2d(targets, device), async_tensor_h2d(rows, device)
+        targets, places = async_tensor_h2d(targets, device), async_tensor_h2d(places, device)
         to_keys, to_values = layout.keys.index(targets), layout.values.index(targets)
         keys_at, values_at, _ = self._whole_blocks(blocks)
         angles = self._turner.plan(async_tensor_h2d(old, device), async_tensor_h2d(new, device))
         form = (len(blocks), size, self._heads, self._head_size)
         for keys, values in self._views:
-            lent = unpack_numbers(keys[keys_at].reshape(form))[rows]
+            lent = unpack_numbers(keys[keys_at].reshape(form), places)
             turned = self._turner.turn(lent, angles).to(self._dtype)
-            keys[to_keys] = turned.reshape(len(rows), *keys.shape[len(to_keys) :])
-            lent = unpack_numbers(values[values_at].reshape(form))[rows].to(self._dtype)
-            values[to_values] = lent.reshape(len(rows), *values.shape[len(to_values) :])
+            keys[to_keys] = turned.reshape(len(places), *keys.shape[len(to_keys) :])
+            lent = unpack_numbers(values[values_at].reshape(form), places).to(self._dtype)
+            values[to_values] = lent.reshape(len(places), *values.shape[len(to_values) :])
 
     def _copy(self, copies: Sequence[tuple[BorrowJob, BlockCopy]]) -> None:
         if not copies:

@@ -13,11 +13,12 @@ import torch
 from vllm.config import VllmConfig
 
 LEVELS = 123
-"""Numbers become integers from -LEVELS to LEVELS. The other eight codes of a byte would, as the highest
-byte of a number, make it infinite or not a number in float16, bfloat16 or float32."""
+"""Numbers become integers from -LEVELS to LEVELS."""
 
-FIRST_REFUSED, REFUSED = 0x7C, 4
-"""Codes from the first one on are moved by so many; with the sign bit they would be refused as well."""
+GAP = 4
+"""Negative integers are written as smaller ones by so much. The bytes from -GAP to -1, and those above
+LEVELS, would, as the highest byte of a number, make it infinite or not a number in float16, bfloat16 or
+float32."""
 
 GROUP_TOKENS = 16
 """Tokens that share their scales."""
@@ -41,37 +42,32 @@ def pack_numbers(numbers: torch.Tensor, dtype: torch.dtype, block_tokens: int) -
     scales = (grouped.abs().amax(dim=(2, 4)) / LEVELS).to(dtype)  # as they are read again
     steps = scales.float()[:, :, None, :, None]
     levels = torch.where(steps > 0, grouped / steps, 0.0).round_().clamp_(-LEVELS, LEVELS)
-    codes = levels.add_(LEVELS).to(torch.int16)
-    codes += REFUSED * (codes >= FIRST_REFUSED)
-    codes = codes.view(blocks, -1, heads, size)[:, :tokens].to(torch.uint8)
-    # Neighbouring tokens share the bytes of one number.
-    codes = codes.view(blocks, rows, dtype.itemsize, heads * size).transpose(2, 3).contiguous()
+    levels -= GAP * (levels < 0)
+    codes = levels.view(blocks, -1, heads * size)[:, :tokens].to(torch.int8)
     packed = torch.zeros((blocks, block_tokens, heads * size), dtype=dtype, device=numbers.device)
-    packed[:, :rows] = codes.view(dtype).view(blocks, rows, heads * size)
+    # Each row has the room of one token, and gets those that follow each other.
+    packed[:, :rows] = codes.view(blocks, rows, -1).view(dtype)
     packed[:, rows, : groups * heads] = scales.view(blocks, -1)
     return packed.view(blocks, block_tokens, heads, size)
 
 
-def unpack_numbers(packed: torch.Tensor) -> torch.Tensor:
-    """Return the numbers of packed blocks: float32, shape (tokens, heads, head_size).
+def unpack_numbers(packed: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    """Return the numbers of some tokens of packed blocks: float32, shape (n, heads, head_size).
 
-    packed: as `pack_numbers` returns them.
+    packed: as `pack_numbers` returns them, contiguous. places: int64, shape (n,); which tokens.
     """
     blocks, block_tokens, heads, size = packed.shape
     rows, width = block_tokens - 1, packed.element_size()
     tokens = rows * width
     groups = ceil(tokens / GROUP_TOKENS)
-    flat = packed.reshape(blocks, block_tokens, heads * size)
-    scales = flat[:, rows, : groups * heads].float().view(blocks, groups, 1, heads, 1)
-    codes = flat[:, :rows].contiguous().view(torch.uint8).view(blocks, rows, heads * size, width)
-    codes = codes.transpose(2, 3).reshape(blocks, tokens, heads, size).to(torch.int16)
-    codes -= REFUSED * (codes >= FIRST_REFUSED + REFUSED)
-    levels = (codes - LEVELS).float()
-    padding = groups * GROUP_TOKENS - tokens
-    if padding:
-        levels = torch.nn.functional.pad(levels, (0, 0, 0, 0, 0, padding))
-    numbers = levels.view(blocks, groups, GROUP_TOKENS, heads, size) * scales
-    return numbers.view(blocks, -1, heads, size)[:, :tokens].reshape(-1, heads, size)
+    flat = packed.view(blocks, block_tokens, heads * size)
+    block, token = places.div(tokens, rounding_mode="floor"), places % tokens
+    codes = flat.view(torch.int8).view(blocks, block_tokens * width, heads, size)[block, token]
+    scales = flat[:, rows, : groups * heads].float().view(blocks, groups, heads, 1)
+    levels = codes.float()
+    levels += GAP * (codes < 0)
+    group = token.div(GROUP_TOKENS, rounding_mode="floor")
+    return levels.mul_(scales[block, group])
 
 
 def number_bytes(config: VllmConfig) -> int:

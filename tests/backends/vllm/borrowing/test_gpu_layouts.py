@@ -20,8 +20,14 @@ from ragcache_engine.backends.vllm.borrowing.block_layout import (  # noqa: E402
     find_slots,
     probe_layout,
 )
-from ragcache_engine.backends.vllm.borrowing.job import BorrowJob  # noqa: E402
+from ragcache_engine.backends.vllm.borrowing.carrier import BorrowCarrier  # noqa: E402
+from ragcache_engine.backends.vllm.borrowing.job import (  # noqa: E402
+    BlockCopy,
+    BorrowJob,
+    PackJob,
+)
 from ragcache_engine.backends.vllm.borrowing.recomputing import Recomputer  # noqa: E402
+from ragcache_engine.tiers.borrowing.donor import Packing  # noqa: E402
 
 pytestmark = pytest.mark.vllm
 
@@ -73,6 +79,47 @@ def test_what_the_kernel_has_written_is_read_back_from_its_slots(make: Any, dtyp
     for part, written in ((layout.keys, key), (layout.values, value)):
         read = part.view(cache)[part.index(slots)]
         assert torch.equal(read.reshape(written.shape), written)
+
+
+class Still:
+    """Turns no key."""
+
+    def plan(self, old: Any, new: Any) -> Any:
+        return old, new
+
+    def turn(self, keys: Any, angles: Any) -> Any:
+        return keys
+
+
+@pytest.mark.parametrize("make", [heads_behind_tokens, tokens_behind_heads, layers_within_blocks])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_what_was_packed_is_lent_within_half_a_step_of_its_scale(make: Any, dtype: Any):
+    cache = make().to(dtype)
+    layout = probe_layout(LAYER, cache, HEADS, HEAD)
+    carrier: Any = BorrowCarrier.__new__(BorrowCarrier)
+    carrier._heads, carrier._head_size, carrier._turner = HEADS, HEAD, Still()
+    carrier._layout, carrier._device, carrier._dtype = layout, cache.device, dtype
+    carrier._views = [(layout.keys.view(cache), layout.values.view(cache))]
+    carrier._block_tokens, carrier._packing = TOKENS, Packing(TOKENS, dtype.itemsize)
+    slots = find_slots([4, 1], 0, 2 * TOKENS, TOKENS)  # a donor's blocks
+    key, value = (torch.randn(2 * TOKENS, HEADS, HEAD).to(dtype) for _ in range(2))
+    LAYER.impl.do_kv_cache_update(LAYER, key, value, cache, slots)
+    start, tokens = 3, 27
+    packing = PackJob(blocks=[5], donor_blocks=[4, 1], start=start, tokens=tokens)
+    carrier.pack([packing])
+    lent = BlockCopy([5], source=2, target=9, tokens=20, packed_first=start)
+    carrier._copy_packed([(BorrowJob("one", [0, 3], [lent], [], []), lent)])
+    targets = find_slots([0, 3], 9, 20, TOKENS)
+    for part, written in ((layout.keys, key), (layout.values, value)):
+        read = part.view(cache)[part.index(targets)].reshape(20, HEADS, HEAD).float()
+        expected = written[start + 2 : start + 22].float()
+        assert (read - expected).abs().max() < 0.02 * written.float().abs().max()
+        donor = part.view(cache)[part.index(slots)].reshape(written.shape)
+        assert torch.equal(donor, written), "the donor is as it was"
+    carrier.clear([packing])
+    packed = find_slots([5], 0, TOKENS, TOKENS)
+    for part in (layout.keys, layout.values):
+        assert not part.view(cache)[part.index(packed)].any()
 
 
 class Rounding(FlashLike):
