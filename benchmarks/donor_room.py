@@ -11,6 +11,7 @@ first one was borrowed from donors that some tier had, and how many prompt token
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from functools import cache
 from math import ceil
@@ -21,7 +22,6 @@ from prompt_sets import ASK, SEPARATOR, SYSTEM, USER, Question, find_nearest, re
 from question_files import SETS
 from tables import table
 from tokenizers import Tokenizer
-from without_model import ModellessEngine
 
 from ragcache_cli.models import demo_model
 from ragcache_engine.tiers.borrowing.context import Context
@@ -62,9 +62,13 @@ def main() -> None:
         return [*tokens, *tokens_of(ASK.format(question=question.text))], segments
 
     def run(part: float, packs: bool) -> list[str]:
+        from without_model import ModellessEngine
+
+        from ragcache_engine.backends.vllm.tiers.scheduler import TierScheduler
+
         engine: Any = ModellessEngine(
             model,
-            scheduler=_scheduler(),
+            scheduler=TierScheduler,
             device_blocks=DEVICE_TOKENS // BLOCK_TOKENS,
             host_blocks=ceil(part * needed / BLOCK_TOKENS),
             recompute_ratio=RATIO,
@@ -99,11 +103,6 @@ def _borrowed(told: dict[str, Any]) -> Sequence[dict[str, Any]]:
     return documents
 
 
-def _scheduler() -> type:
-    from ragcache_engine.backends.vllm.tiers.scheduler import TierScheduler
-
-    return TierScheduler
-
-
 if __name__ == "__main__":
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     main()

@@ -110,7 +110,8 @@ class EngineConfig(BaseModel):
       donors' contexts first, so that answers do not depend on what is cached; a prompt of new documents
       then takes longer than an exact one.
     donor_dtype: with reuse="anywhere", in which type donors are kept. "auto": as vLLM keeps all tensors.
-      "int8": in eight bits a number, so that three to four times as many fit into each tier.
+      "int8": in eight bits a number, so that up to three times as many fit into each tier; what is
+      borrowed has always been packed so before. A backend without tensors keeps them as they are.
     recheck_share: with reuse="anywhere", the share of greedy answers that the engine computes once more,
       exactly, while no request runs; `stats().drift` tells how unlike they were. If a calibration gave
       the ratio, and answers have become less alike than it wants, the engine borrows no more and logs a
