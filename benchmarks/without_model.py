@@ -51,7 +51,6 @@ from ragcache_engine.backends.vllm.borrowing.job import BlockCopy
 from ragcache_engine.backends.vllm.budget import TierBudget
 from ragcache_engine.knowledge import CostProfile
 from ragcache_engine.tiers.borrowing.context import Context
-from ragcache_engine.tiers.borrowing.donor import OUTSIDE_VOCABULARY
 from ragcache_engine.tiers.speed import ComputingSpeed
 from ragcache_engine.tiers.wire import LookedUp, RequestMessage
 
@@ -392,9 +391,9 @@ class ModellessEngine:
             end = request.num_computed_tokens  # advanced when the step was scheduled
             start = end - count
             asked = request.num_prompt_tokens
-            if not _is_packed(request):
+            if not self._is_packed(request):
                 self.computed_tokens += min(end, asked) - min(start, asked)
-            if self._check and _is_packed(request):
+            if self._check and self._is_packed(request):
                 if self._slots[self._slots_of(name, range(start))].any():
                     raise WrongTensors(f"{name} computes with packed tensors")
             elif self._check:
@@ -455,6 +454,14 @@ class ModellessEngine:
                 contents = self._contents_of(request, job.recomputed[-1] + 1)[job.recomputed]
                 self._slots[self._slots_in(job.blocks, job.recomputed)] = contents
 
+    def _is_packed(self, request: Request) -> bool:
+        borrowing = self.scheduler.connector.borrowing if self.cache else None
+        is_donor = borrowing is not None and borrowing.describe_donor(request) is not None
+        if is_donor and borrowing.is_packed(request):
+            assert not any(request.prompt_token_ids), "the model has no such tokens"
+            return True
+        return False
+
     def _lent_by(self, copy: BlockCopy) -> Any:
         """Return what the slots of a donor hold, or the places of a packed one; (tokens, SLOT_BYTES)."""
         positions = range(copy.source, copy.source + copy.tokens)
@@ -477,10 +484,6 @@ class ModellessEngine:
         inside = at % size
         slots = np.asarray(blocks, dtype=np.int64)[at // size] * self._block_tokens + inside // 2
         return slots, inside % 2
-
-
-def _is_packed(request: Request) -> bool:
-    return request.prompt_token_ids[0] >= OUTSIDE_VOCABULARY
 
 
 def _contents(salt: str, tokens: Sequence[int]) -> Any:

@@ -19,6 +19,9 @@ LEAD_TOKENS = 8
 """So many tokens before its document a packed donor has, at most: the text between two documents, which
 is copied with a ratio of 0."""
 
+FORMAT = 1
+"""Of packed blocks, in all that names them: another one where other bytes stand for a number."""
+
 OUTSIDE_VOCABULARY = 1 << 24
 """No model has tokens from here on."""
 
@@ -73,7 +76,7 @@ def pack(donor: Donor, packing: Packing) -> Donor:
     lead = min(donor.start, LEAD_TOKENS)
     tokens = len(donor.token_ids) - 1 - donor.start + lead
     length = ceil(tokens / packing.tokens) * packing.block_tokens
-    content = array.array("q", [packing.number_bytes, donor.start, *donor.token_ids])
+    content = array.array("q", [FORMAT, packing.number_bytes, donor.start, *donor.token_ids])
     digest = sha256(content.tobytes()).digest()
     name = [
         OUTSIDE_VOCABULARY + int.from_bytes(digest[at : at + 3], "little") for at in range(0, 30, 3)

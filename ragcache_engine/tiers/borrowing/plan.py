@@ -16,7 +16,6 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from enum import StrEnum
 from hashlib import sha256
-from itertools import repeat
 from math import ceil
 from typing import NamedTuple
 
@@ -259,10 +258,14 @@ def plan_borrowing(
     shared = exact_end // block_tokens - len(system) // block_tokens  # with the first donor
     longest = context_tokens if answer_tokens is None else len(token_ids) + answer_tokens
     longest = max(len(token_ids) + 1, min(longest, context_tokens))
-    lending = [donors[0], *(pack(each, packing) if packing else each for each in donors[1:])]
+    made = [True, *(place not in lenders.served for place in borrowed)]
+    lending = [
+        pack(donor, packing) if packing and number and made[number] else donor
+        for number, donor in enumerate(donors)
+    ]
     if _count_blocks(system, lending, longest, block_tokens) - shared > room.device_blocks:
         return WhyExact.NO_ROOM
-    if max(map(_count_making_blocks, lending, repeat(block_tokens))) > room.device_blocks:
+    if _count_making_blocks(lending, block_tokens) > room.device_blocks:
         return WhyExact.NO_ROOM
     # One whole block at least is not exact, so that its hash, and with it all later ones, can tell.
     exact_blocks = min(exact_end // block_tokens, len(token_ids) // block_tokens - 1)
@@ -302,12 +305,12 @@ def plan_making(packed: Donor) -> BorrowPlan:
     """Plan how a packed donor is made: from one donor, and nothing is computed."""
     assert packed.packs is not None
     _, document = packed.segments[-1]
-    end = len(packed.token_ids) - 1
+    span = DocumentSpan(document or "", packed.packs.start, len(packed.packs.token_ids) - 1)
     return BorrowPlan(
         exact_blocks=0,
-        end=end,
+        end=len(packed.token_ids) - 1,
         system_tokens=0,
-        documents=(DocumentSpan(document or "", 0, end),),
+        documents=(span,),
         exact_documents=0,
         donors=(packed.packs,),
         lent=(0,),
@@ -381,12 +384,14 @@ def _count_blocks(
     return sum(donated.values()) + ceil(tokens / block_tokens) + 1
 
 
-def _count_making_blocks(donor: Donor, block_tokens: int) -> int:
-    """Count the blocks that it takes to make a packed donor, its own and a spare one among them."""
-    made_from = donor.packs
-    if made_from is None:
-        return 0
-    return len(donor.token_ids) // block_tokens + len(made_from.token_ids) // block_tokens + 2
+def _count_making_blocks(donors: Iterable[Donor], block_tokens: int) -> int:
+    """Count the blocks of all donors and, beside them, of the largest one that a packed one is made from.
+
+    With a spare one for each of the two requests that make it.
+    """
+    made_from = [len(donor.packs.token_ids) // block_tokens for donor in donors if donor.packs]
+    held = {donor.token_ids: len(donor.token_ids) // block_tokens for donor in donors}
+    return sum(held.values()) + max(made_from) + 2 if made_from else 0
 
 
 def _divide(

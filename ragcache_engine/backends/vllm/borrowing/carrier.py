@@ -17,6 +17,7 @@ from ragcache_engine.backends.vllm.borrowing.block_layout import (
 )
 from ragcache_engine.backends.vllm.borrowing.job import BlockCopy, BorrowJob, PackJob
 from ragcache_engine.backends.vllm.borrowing.packing import (
+    count_groups,
     number_bytes,
     pack_numbers,
     unpack_numbers,
@@ -63,6 +64,14 @@ class BorrowCarrier:
         self._copy([each for each in copies if each[1].packed_first is None])
         self._copy_packed([each for each in copies if each[1].packed_first is not None])
         self._recomputer.recompute(jobs)
+
+    def require_packable(self) -> None:
+        """Raise UnknownLayout if donors cannot be packed into blocks of this size."""
+        if count_groups(self._packing.tokens) > self._head_size:
+            raise UnknownLayout(
+                f"blocks of {self._block_tokens} tokens are too large for donors in int8: their scales "
+                f'do not fit beside them. Set a smaller block_size, or donor_dtype="auto"'
+            )
 
     def clear(self, jobs: Sequence[PackJob]) -> None:
         """Fill blocks with 0 that `pack` is to fill.

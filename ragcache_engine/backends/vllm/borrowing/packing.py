@@ -24,6 +24,11 @@ GROUP_TOKENS = 16
 """Tokens that share their scales."""
 
 
+def count_groups(tokens: int) -> int:
+    """Count the groups of so many tokens of one block. Each has a scale for each head, in one row."""
+    return ceil(tokens / GROUP_TOKENS)
+
+
 def pack_numbers(numbers: torch.Tensor, dtype: torch.dtype, block_tokens: int) -> torch.Tensor:
     """Return numbers in the form of whole blocks: shape (blocks, block_tokens, heads, head_size).
 
@@ -33,7 +38,7 @@ def pack_numbers(numbers: torch.Tensor, dtype: torch.dtype, block_tokens: int) -
     count, heads, size = numbers.shape
     rows = block_tokens - 1
     tokens = rows * dtype.itemsize
-    blocks, groups = ceil(count / tokens), ceil(tokens / GROUP_TOKENS)
+    blocks, groups = ceil(count / tokens), count_groups(tokens)
     padded = numbers.new_zeros((blocks * tokens, heads, size))
     padded[:count] = numbers
     grouped = numbers.new_zeros((blocks, groups * GROUP_TOKENS, heads, size))
@@ -59,7 +64,7 @@ def unpack_numbers(packed: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
     blocks, block_tokens, heads, size = packed.shape
     rows, width = block_tokens - 1, packed.element_size()
     tokens = rows * width
-    groups = ceil(tokens / GROUP_TOKENS)
+    groups = count_groups(tokens)
     flat = packed.view(blocks, block_tokens, heads * size)
     block, token = places.div(tokens, rounding_mode="floor"), places % tokens
     codes = flat.view(torch.int8).view(blocks, block_tokens * width, heads, size)[block, token]

@@ -303,7 +303,7 @@ class BorrowScheduling:
         return described
 
     def _donor_request(self, name: str, request: Request, donor: Donor) -> Request:
-        return Request(
+        made = Request(
             request_id=name,
             prompt_token_ids=list(donor.token_ids),
             sampling_params=SamplingParams(
@@ -319,6 +319,13 @@ class BorrowScheduling:
             priority=request.priority,
             block_hasher=self._hasher,
         )
+        if donor.packs is not None:
+            # Its blocks have their names now. Where a request of a step has a penalty, vLLM counts the
+            # tokens of all of them in a table of the vocabulary. The second list is private to vLLM.
+            for tokens in (made.prompt_token_ids, made._all_token_ids):
+                assert tokens is not None
+                tokens[:] = [0] * len(tokens)
+        return made
 
     def _split_hashes(self, request: Request, plan: BorrowPlan) -> None:
         """Give the request's blocks other hashes from the first one that is not exact.
@@ -334,7 +341,7 @@ class BorrowScheduling:
 
     def end_orphans(self) -> None:
         """End donors whose requests have ended before them. For the time between two steps."""
-        if self._orphans:
+        while self._orphans:  # what they have asked for is one as well
             orphans, self._orphans = self._orphans, []
             self._scheduler.abort(orphans)
 

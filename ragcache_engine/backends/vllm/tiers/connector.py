@@ -427,6 +427,8 @@ class TierConnector(OffloadingConnector):
         from ragcache_engine.backends.vllm.borrowing.carrier import BorrowCarrier
 
         self._carrier = BorrowCarrier(self._vllm_config, model, self._kv_caches)
+        if self.settings.packs_donors:
+            self._carrier.require_packable()
 
     def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:
         metadata = self._connector_metadata

@@ -134,6 +134,25 @@ def test_an_answer_is_the_same_in_whatever_company(engine: RAGCacheEngine):
     assert together == [*alone, *exact]
 
 
+def test_a_penalty_of_one_answer_does_no_harm_to_donors_that_are_made_meanwhile(
+    engine: RAGCacheEngine,
+):
+    engine.clear_cache()
+    penalty = SamplingOptions(max_tokens=100, presence_penalty=0.5, repetition_penalty=1.1)
+
+    async def ask_at_once() -> list[Answer]:
+        prompts = [prompt_of(*asked) for asked in ASKED]
+        long = asyncio.create_task(engine.agenerate("Tell a long story.", [], penalty))
+        await asyncio.sleep(0.5)
+        asked = [await engine.agenerate(*prompt, OPTIONS) for prompt in prompts]
+        return [*asked, await long]
+
+    *asked, long = asyncio.run(ask_at_once())
+    assert long.text
+    assert tokens_of(asked) == tokens_of(ask_all(engine))
+    assert engine.stats().restarts == 0
+
+
 def test_usage_tells_borrowed_from_exact_tokens_and_adds_up(engine: RAGCacheEngine):
     engine.clear_cache()
     first = ask(engine, (0, 3, 5), "Why?").usage

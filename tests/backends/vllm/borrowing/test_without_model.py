@@ -644,6 +644,30 @@ def test_packed_donors_take_a_part_of_the_slower_tiers_that_others_take(
     assert taken[True] < 0.65 * taken[False]
 
 
+@pytest.mark.parametrize("device_blocks", [64, 68, 72, 100])
+def test_a_device_that_cannot_hold_all_packed_donors_while_one_is_made_answers_exactly(
+    engine_with: Callable[..., Any], device_blocks: int
+):
+    engine = engine_with(
+        device_blocks=device_blocks, recompute_ratio=0.1, packs_donors=True, step_tokens=2048
+    )
+    behind = {name: Context("n" + name, tuple(document("n" + name, 800))) for name in "abcd"}
+    engine.ask("one", *prompt(*"abcd"), contexts=behind)
+    steps_until_all_ended(engine, 60)
+
+
+def test_what_packed_donors_are_made_from_ends_with_them(engine_with: Callable[..., Any]):
+    for steps in range(1, 14):
+        engine = engine_with(
+            device_blocks=200, recompute_ratio=0.1, packs_donors=True, step_tokens=64
+        )
+        engine.ask("one", *prompt("a", "b", "c", of_tokens=128))
+        for _ in range(steps):
+            engine.step()
+        engine.abort("one")
+        assert engine.scheduler.reset_prefix_cache(), f"after {steps} steps"
+
+
 def test_a_packed_donor_whose_blocks_are_only_half_there_is_made_anew(
     engine_with: Callable[..., Any],
 ):
