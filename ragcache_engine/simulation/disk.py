@@ -57,6 +57,9 @@ class SimulatedDisk:
     def note_forgotten(self, times: Mapping[str, int]) -> None:
         """Do nothing: no other engine uses this disk."""
 
+    def add_marks(self, names: Iterable[str], marks: Sequence[str]) -> None:
+        """Do nothing: no later process looks for the files of a document."""
+
     def keep_files(self, kept: KeptFile) -> None:
         """Do nothing: the tree alone removes files, and this disk ends with the process."""
 

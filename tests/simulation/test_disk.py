@@ -6,7 +6,7 @@ import pytest
 
 from ragcache_engine.simulation.clock import VirtualClock
 from ragcache_engine.simulation.disk import SimulatedDisk
-from ragcache_engine.tiers.disk.transfers import BlockCopy
+from ragcache_engine.tiers.disk.transfers import BlockCopy, DiskTransfers
 
 
 class World:
@@ -75,3 +75,9 @@ def test_a_read_of_a_file_that_is_not_there_fails():
 def test_a_disk_that_copies_nothing_is_refused():
     with pytest.raises(ValueError, match="some progress"):
         SimulatedDisk([], 100, 0.0, VirtualClock())
+
+
+def test_it_has_all_that_the_tree_asks_of_a_disk():
+    asked = {name for name in vars(DiskTransfers) if not name.startswith("_")}
+    of_real_threads = {"look_soon", "close"}
+    assert asked - of_real_threads <= {*dir(World(None).disk)}
