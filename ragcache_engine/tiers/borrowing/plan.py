@@ -258,11 +258,9 @@ def plan_borrowing(
     shared = exact_end // block_tokens - len(system) // block_tokens  # with the first donor
     longest = context_tokens if answer_tokens is None else len(token_ids) + answer_tokens
     longest = max(len(token_ids) + 1, min(longest, context_tokens))
-    made = [True, *(place not in lenders.served for place in borrowed)]
-    lending = [
-        pack(donor, packing) if packing and number and made[number] else donor
-        for number, donor in enumerate(donors)
-    ]
+    lending = [donors[0]]
+    for place, donor in zip(borrowed, donors[1:], strict=True):
+        lending.append(pack(donor, packing) if packing and place not in lenders.served else donor)
     if _count_blocks(system, lending, longest, block_tokens) - shared > room.device_blocks:
         return WhyExact.NO_ROOM
     if _count_making_blocks(lending, block_tokens) > room.device_blocks:
