@@ -154,7 +154,7 @@ same-answers: $(READY) ## count answers that differ from stock vLLM's, in float3
 	@$(PYTHON) benchmarks/same_answers.py --small-tiers --questions 200
 
 .PHONY: anywhere-rules
-anywhere-rules: $(READY) ## count broken rules of reuse at any position, among aborts, restarts and tiny tiers (an hour)
+anywhere-rules: $(READY) ## count broken rules of reuse at any position, among aborts, restarts and tiny tiers (more than an hour)
 	@$(PYTHON) benchmarks/anywhere_rules.py
 	@$(PYTHON) benchmarks/anywhere_rules.py --compiled --donors alone neighbours
 

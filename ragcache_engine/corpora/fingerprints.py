@@ -10,7 +10,7 @@ A digest decides in the end: a text that stands there changed is not found.
 from __future__ import annotations
 
 import json
-from bisect import bisect_right
+from bisect import bisect_right, insort
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -147,14 +147,13 @@ class FingerprintIndex(Generic[Name]):
         left = DIGESTED * len(prompt)
         for start, written in sorted(places, key=lambda place: (-place[1].length, place[0])):
             end = start + written.length
-            at = bisect_right(taken, (start, end))
-            if _overlaps(taken, at, start, end):
+            if _overlaps(taken, start, end):
                 continue
             left -= written.length
             if left < 0:
                 break
             if digest_of(prompt[start:end]) == written.digest:
-                taken.insert(at, (start, end))
+                insort(taken, (start, end))
                 found.append((start, written))
         return _name_each(sorted(found, key=lambda one: one[0]))
 
@@ -172,13 +171,8 @@ class FingerprintIndex(Generic[Name]):
         lengths = np.array([written.length for _, written in tried])
         wholes = np.array([written.whole for _, written in tried], np.uint64)
         is_there = self._powers.parts(sums, starts, starts + lengths) == wholes
-        found = [tried[at] for at in np.flatnonzero(is_there)]
-        free = [
-            (start, written)
-            for start, written in found
-            for span in [(start, start + written.length)]
-            if not _overlaps(taken, bisect_right(taken, span), *span)
-        ]
+        found = (tried[at] for at in np.flatnonzero(is_there))
+        free = (one for one in found if not _overlaps(taken, one[0], one[0] + one[1].length))
         return [*_without_overlaps(free)]
 
     def _anchored(self, sums: Hashes, most: int) -> Iterator[tuple[int, _Written[Name]]]:
@@ -256,8 +250,9 @@ def _name_each(places: Sequence[tuple[int, _Written[Name]]]) -> list[Found[Name]
     return found
 
 
-def _overlaps(taken: Sequence[tuple[int, int]], at: int, start: int, end: int) -> bool:
-    """Return whether [start, end), which would be the one at `at`, overlaps with spans in order."""
+def _overlaps(taken: Sequence[tuple[int, int]], start: int, end: int) -> bool:
+    """Return whether [start, end) overlaps with one of these spans, which are apart and in order."""
+    at = bisect_right(taken, (start, end))
     return bool((at and taken[at - 1][1] > start) or (at < len(taken) and taken[at][0] < end))
 
 

@@ -71,8 +71,8 @@ class _Chain:
             return replace(self, form=forms[0], has_head=True, has_tail=forms[0].has_question)
         alike = next((form for form in forms if form.has_head_of(self.form)), None)
         if alike is None:
-            fresh = replace(self, others=frozenset())
-            return replace(fresh, form=forms[0], has_head=False, has_tail=False)
+            form, others = forms[0], frozenset[str]()
+            return replace(self, form=form, others=others, has_head=False, has_tail=False)
         has_tail = alike.after == self.form.after
         return replace(self, form=alike.with_more_of(self.form), has_head=True, has_tail=has_tail)
 

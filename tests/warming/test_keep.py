@@ -256,18 +256,22 @@ def test_what_cannot_be_kept_is_refused_before_any_work(
         assert engine.stats().tiers.ended == 0
 
 
-def test_what_is_kept_comes_back_after_the_model_has_died():
-    dying = False
+class Death:
+    """Lets the model die in its next step, once that is due."""
 
-    def die(step: int) -> None:
-        nonlocal dying
-        if dying:
-            dying = False
+    is_due = False
+
+    def __call__(self, step: int) -> None:
+        if self.is_due:
+            self.is_due = False
             raise EngineDied("killed")
 
-    with engine_of(die) as engine:
+
+def test_what_is_kept_comes_back_after_the_model_has_died():
+    dying = Death()
+    with engine_of(dying) as engine:
         (kept,) = engine.keep([HANDBOOK], template=TEMPLATE)
-        dying = True
+        dying.is_due = True
         ask(engine, OTHERS[0])
         assert engine.stats().restarts == 1
         assert [one.tokens for one in engine.kept()] == [kept.tokens], "kept before it is computed"
@@ -277,19 +281,12 @@ def test_what_is_kept_comes_back_after_the_model_has_died():
 
 
 def test_a_kept_text_that_was_replaced_by_one_too_short_does_not_come_back_with_the_model():
-    dying = False
-
-    def die(step: int) -> None:
-        nonlocal dying
-        if dying:
-            dying = False
-            raise EngineDied("killed")
-
-    with engine_of(die) as engine:
+    dying = Death()
+    with engine_of(dying) as engine:
         engine.keep([HANDBOOK], template="{context}\n{question}")
         engine.keep([Document("handbook", "It is kept no more.")], template="{context}\n{question}")
         assert engine.kept() == ()
-        dying = True
+        dying.is_due = True
         ask(engine, OTHERS[0])
         assert engine.stats().restarts == 1
         assert engine.kept() == ()

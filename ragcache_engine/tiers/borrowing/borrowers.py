@@ -237,13 +237,14 @@ class Borrowers(Generic[B]):
         last, made = self._places.get(request), self._borrowers.get(request)
         if last is None:
             return
+        reasons: Mapping[str, Reason] = sources.reasons if sources else {}
+        if made:
+            reasons = made.reasons
         for borrower in self._borrowers.values():
             for place, keys in enumerate(borrower.keys):
                 if keys[-1] == last and place not in borrower.found:
                     tier = made.found.get(0) if made else _tier_of(cached, borrower.plan, place)
                     borrower.found[place] = tier
-                    reasons: Mapping[str, Reason] = sources.reasons if sources else {}
-                    reasons = made.reasons if made else reasons
                     if place == 0:
                         borrower.prefix = dict(cached)
                         borrower.reasons |= reasons

@@ -282,18 +282,23 @@ def test_what_another_engine_forgot_is_written_no_more_until_this_one_has_forgot
     assert numbers_in(there) == {1, 2, 3}
 
 
+def forget_during_writes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let another engine forget d1 whenever a file is about to be written."""
+    write = block_file.write
+
+    def write_while_another_forgets(*given: Any) -> int:
+        leave_tombstones(folder, [PLAIN.mark("d1")])
+        forget_documents(folder, ["d1"])
+        return write(*given)
+
+    monkeypatch.setattr(block_file, "write", write_while_another_forgets)
+
+
 def test_a_write_under_way_while_a_document_is_forgotten_leaves_no_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     disk = DiskFolder(tmp_path, OURS, 100_000)
-    write = block_file.write
-
-    def write_while_another_forgets(*given: Any) -> int:
-        leave_tombstones(tmp_path, [PLAIN.mark("d1")])
-        forget_documents(tmp_path, ["d1"])
-        return write(*given)
-
-    monkeypatch.setattr(block_file, "write", write_while_another_forgets)
+    forget_during_writes(tmp_path, monkeypatch)
     with pytest.raises(DocumentForgotten):
         keep(disk, 1, "d1")
     assert numbers_in(disk) == set()
@@ -521,14 +526,7 @@ def test_another_id_that_is_forgotten_while_it_is_written_leaves_no_file(
 ):
     disk = DiskFolder(tmp_path, OURS, 100_000)
     keep(disk, 1)
-    write = block_file.write
-
-    def write_while_another_forgets(*given: Any) -> int:
-        leave_tombstones(tmp_path, [PLAIN.mark("d1")])
-        forget_documents(tmp_path, ["d1"])
-        return write(*given)
-
-    monkeypatch.setattr(block_file, "write", write_while_another_forgets)
+    forget_during_writes(tmp_path, monkeypatch)
     disk.add_marks(name_of(1), [PLAIN.mark("d1")])
     assert numbers_in(disk) == set()
     assert disk.used_bytes == 0

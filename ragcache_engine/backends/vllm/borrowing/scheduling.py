@@ -406,10 +406,11 @@ class BorrowScheduling:
             borrower.found_tokens = local_tokens
         return max(0, borrower.plan.end - local_tokens)
 
-    def must_be_packed(self, request: Request, tokens: int) -> bool:
-        """Return whether a packed donor has to be made, as tiers do not have all of it; then do that.
+    def defer_packed(self, request: Request, tokens: int) -> bool:
+        """Return whether a packed donor cannot be admitted as it is: its blocks can only be loaded.
 
-        tokens: how many of its leading tokens they have. Its blocks can be computed in no other way.
+        If the tiers do not have all of it, let it wait for the donor that it is made from. If the device
+        has it by now, end it. tokens: how many of its leading tokens the tiers have.
         """
         name = request.request_id
         lender = self._lenders.get(name)

@@ -296,7 +296,7 @@ class TierConnector(OffloadingConnector):
         cache.add_scheduling_time(request.request_id, time.perf_counter() - start)
         loaded, is_later = super().get_num_new_matched_tokens(request, num_computed_tokens)
         if self.borrowing and loaded is not None:
-            if self.borrowing.must_be_packed(request, num_computed_tokens + loaded):
+            if self.borrowing.defer_packed(request, num_computed_tokens + loaded):
                 return None, False
             borrowed = self.borrowing.borrowed_tokens(request, num_computed_tokens)
             if borrowed is not None:

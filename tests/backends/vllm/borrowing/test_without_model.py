@@ -656,6 +656,25 @@ def test_a_device_that_cannot_hold_all_packed_donors_while_one_is_made_answers_e
     steps_until_all_ended(engine, 60)
 
 
+def test_a_packed_donor_whose_load_fails_is_asked_for_again_and_never_computed(
+    engine_with: Callable[..., Any],
+):
+    engine = engine_with(device_blocks=128, host_blocks=200, recompute_ratio=0.1, packs_donors=True)
+    asked(engine, "one", "a", "b", "c")
+    assert engine.scheduler.reset_prefix_cache()
+    failed = 0
+    engine.ask("two", *prompt("a", "b", "c", question=2))
+    while engine.unfinished:
+        engine.step()
+        loaded = engine.scheduler.finished_recving_kv_req_ids
+        packed = [name for name in loaded if not failed and name in engine.scheduler.requests]
+        packed = [name for name in packed if engine._is_packed(engine.scheduler.requests[name])]
+        engine.scheduler.failed_recving_kv_req_ids |= {*packed}
+        failed += len(packed)
+    assert failed, "they came from the host"
+    engine.cache.check_idle()
+
+
 def test_what_packed_donors_are_made_from_ends_with_them(engine_with: Callable[..., Any]):
     for steps in range(1, 14):
         engine = engine_with(
